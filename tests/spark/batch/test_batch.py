@@ -57,11 +57,6 @@ def client(at):
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_order_is_kept_and_empty_results_are_valid(client):
-    assert [row["id"] for row in rows(client, "SELECT id FROM range(50) ORDER BY id DESC")] == list(range(49, -1, -1))
-    assert rows(client, "SELECT id FROM range(0) -- a comment") == []
-
-
 # ── named jobs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -127,21 +122,6 @@ def test_strings_that_look_unsafe_are_accepted(client):
     assert rows(client, "SELECT 'we are using it, reflect()' AS t, 1 AS identifier") == [
         {"t": "we are using it, reflect()", "identifier": 1}
     ]
-
-
-@pytest.mark.parametrize(
-    ("call", "code", "message"),
-    [
-        (("failing",), 500, "ValueError: the job does not want to"),
-        (("choosing",), 418, "a teapot"),
-        (("view", {"name": "nowhere"}), 422, "[TABLE_OR_VIEW_NOT_FOUND]"),
-    ],
-)
-def test_a_job_that_fails(client, call, code, message):
-    with pytest.raises(ServiceError) as raised:
-        client.request("spark.job", *frames(*call))
-    assert (raised.value.code, message in raised.value.text) == (code, True), raised.value.text
-    assert rows(client, "SELECT 1 AS a") == [{"a": 1}]
 
 
 # ── progress, cancelling, sharing ────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 import json
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
-from support.processes import eventually, run
-from support.sparks import LIMITS, running_batch
+from support.processes import eventually
+from support.sparks import running_batch
 
 from zmdp.clients import Client, ServiceError
 from zmdp.spark.batch import fetching
@@ -231,23 +230,6 @@ def test_errors_of_fetch(client, command, at, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_only_its_owner_and_admins_fetch_a_result(spark, tmp_path):
-    access = Folder(tmp_path)
-    with ExitStack() as stack:
-        at = stack.enter_context(access.broker(limits=LIMITS)).endpoints[0]
-        stack.enter_context(running(spark, at, tmp_path, keys=access.keys("driver")))
-        shop = stack.enter_context(Client(at, timeout=SPARK_TIMEOUT_SECONDS, **access.settings("shop")))
-        job = submitted(shop, "spark.sql", LARGE)["job"]
-        for name, code in (("driver", 6), ("operator", 0), ("shop", 0)):
-            done = run("mdp-spark", "fetch", job, "--broker", at, *access.options(name))
-            assert done.returncode == code, (name, done.stderr)
-            assert len(done.stdout.splitlines()) == (0 if code else 40_000)
-            assert ("only shop or an admin can fetch" in done.stderr.decode()) == bool(code)
-        listed = run("mdp-spark", "status", "--history", "--broker", at, *access.options("driver")).stdout.decode()
-        assert f"{job}  " in listed
-        assert ("a job of shop" in listed, "range(" in listed) == (True, False)
-
-
 # ── tracebacks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -267,12 +249,3 @@ def test_the_traceback_of_code_on_executors_reaches_the_log_and_the_author(clien
     lines = command("status", "--history", "--broker", at).stdout.decode()
     assert "failed" in lines
     assert "ValueError: the last task fails" in lines
-
-
-def test_jobs_of_an_earlier_driver_are_shown_and_can_be_fetched(spark, endpoint, tmp_path, in_this_process):
-    with running(spark, endpoint, tmp_path), Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS) as client:
-        job = submitted(client, "spark.sql", LARGE)["job"]
-    with running(spark, endpoint, tmp_path):
-        assert job in in_this_process("mdp-spark", "status", "--history", "--broker", endpoint).stdout.decode()
-        fetched = in_this_process("mdp-spark", "fetch", job, "--broker", endpoint)
-        assert len(fetched.stdout.splitlines()) == 40_000

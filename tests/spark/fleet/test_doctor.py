@@ -1,7 +1,9 @@
 """The checks of `mdp-spark doctor`, each of whose failures says what to do."""
 
 import json
+import re
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from zmdp.mdp.extras import install_command
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
 from zmdp.spark.fleet.cluster import Cluster
-from zmdp.spark.fleet.doctor import SUPPORTED_VERSIONS, Doctor
+from zmdp.spark.fleet.doctor import SUPPORTED_VERSIONS, CheckFailed, Doctor
 from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -68,12 +70,15 @@ def test_one_check_fails(spark, endpoint, given, name, found, advice):
     assert (states(checks)["executors reach the broker"] == "skipped") == (name == "broker")
 
 
-@pytest.mark.parametrize(("minimum", "state"), [(1, "ok"), (2, "failed")])
-def test_slots_of_several_cores(minimum, state):
+@pytest.mark.parametrize(("minimum", "wrong"), [(1, False), (2, True)])
+def test_slots_of_several_cores(minimum, wrong):
     context = SimpleNamespace(master="local-cluster[2,2,1024]", getConf=lambda: {"spark.task.cpus": "2"})
-    found = Doctor(Cluster(), "tcp://127.0.0.1:5555", minimum=minimum)._cores(SimpleNamespace(sparkContext=context))
-    assert found.state == state
-    assert ("too few for 2 slots of 2 cores (spark.task.cpus)" in found.found) == (state == "failed")
+    with (
+        pytest.raises(CheckFailed, match=r"too few for 2 slots of 2 cores \(spark.task.cpus\)")
+        if wrong
+        else nullcontext()
+    ):
+        Doctor(Cluster(), "tcp://127.0.0.1:5555", minimum=minimum).cores(context)
 
 
 @pytest.mark.long
@@ -127,14 +132,11 @@ def test_without_java_spark_is_not_started(endpoint, monkeypatch, version, found
     assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[8:]
 
 
-@pytest.mark.parametrize(
-    ("version", "state"), [("3.9.9", "failed"), ("4.0.0", "ok"), ("4.3.7", "ok"), ("4.4.0", "failed")]
-)
-def test_unsupported_versions(monkeypatch, version, state):
+@pytest.mark.parametrize(("version", "wrong"), [("3.9.9", True), ("4.0.0", False), ("4.3.7", False), ("4.4.0", True)])
+def test_unsupported_versions(monkeypatch, version, wrong):
     monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
-    found = doctor._library("pyspark")
-    assert (found.state, found.found) == (state, version)
-    assert (install_command("spark") in found.advice) == (state == "failed")
+    with pytest.raises(CheckFailed, match=re.escape(version)) if wrong else nullcontext():
+        assert doctor.library("pyspark") == version
 
 
 def test_a_missing_library(monkeypatch):
@@ -142,7 +144,9 @@ def test_a_missing_library(monkeypatch):
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert doctor._library("pandas").advice == f"install 2.2 or newer, below 3: {install_command('spark')}"
+    with pytest.raises(CheckFailed) as raised:
+        doctor.library("pandas")
+    assert raised.value.advice == f"install 2.2 or newer, below 3: {install_command('spark')}"
 
 
 def test_supported_versions_match_the_project():
