@@ -162,10 +162,10 @@ def _values(settings: _QuerySettings) -> tuple[Any, dict[str | int, tuple[str, s
         if types:
             raise unprocessable("there are types, but no args")
         return None, {}
-    types = type(args)() if types is None else types
-    if type(types) is not type(args) or (isinstance(args, list) and types and len(types) != len(args)):
+    unlike = types is not None and isinstance(types, dict) != isinstance(args, dict)
+    if unlike or (isinstance(types, list) and types and len(types) != len(args)):
         raise unprocessable("types must be an object if args are one, or a list that is as long as args")
-    kinds = _places(types)
+    kinds = _places(types or {})
     if unknown := sorted(map(str, set(kinds) - set(_places(args)))):
         raise unprocessable(f"types has {unknown[0][:50]!r}, but args has not")
     values = _places(args)
