@@ -258,7 +258,7 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
     driver.stop()
     while not driver.wait(STOP_CHECK_SECONDS):
         if stopper.cancels:
-            driver.cancel_all()
+            driver.running.cancel_all()
 
 
 def _results_folder(results: str | None, master: str | None, connect: str | None) -> str | None:
@@ -300,10 +300,10 @@ class _Stopper:
         self.cancels = True
 
     def _give_up(self) -> None:
-        running = self._driver.unfinished()
+        running = self._driver.running.describe()
         if running:
             self.gave_up = self.cancels = True
             log.error("not finished within %g s: cancelling %s", self._drain_timeout, running)
 
     def _unfinished(self) -> str:
-        return self._driver.unfinished() or "waiting for Spark to end"
+        return self._driver.running.describe() or "waiting for Spark to end"

@@ -84,7 +84,7 @@ def running_batch(
         with driver:
             yield driver
     finally:
-        driver.cancel_all()
+        driver.running.cancel_all()
 
 
 def frames(*values):
