@@ -80,16 +80,6 @@ def test_a_missing_python_of_an_archive_is_reported(cluster, endpoint, tmp_path)
         assert running.command.end() == 0
 
 
-def test_two_fleets_on_three_cores(cluster, endpoint, tmp_path):
-    """A standalone cluster gives all its cores to the first application that does not limit itself."""
-    one = fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--max", "1"), cwd=tmp_path)
-    other = fleet(endpoint, "fleet_handlers:nap", "nap", *on(cluster, "--max", "1"), cwd=tmp_path)
-    with one as first, other as second:
-        assert first.client.request("pid")
-        assert second.client.request("nap")
-        assert page(cluster)["coresused"] == 3
-
-
 def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):
     with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--min", "2"), cwd=tmp_path) as running:
         slots = running.serving(2)

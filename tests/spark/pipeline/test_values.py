@@ -262,3 +262,24 @@ def test_values_of_every_type():
         True, None, 1.5, "text", b"\0", datetime(2030, 1, 31, tzinfo=UTC), date(2030, 1, 31), Decimal("1.5"),
         str(UUID(int=7)), "red", 1, ["tag"], [0.5], [("a", None)], {"maxWidth": 5}, {"sizes": [None], "fit": None},
     ]  # fmt: skip
+
+
+@dataclass
+class Parts:
+    counts: dict[str, int] | None
+    jobs: list[Resize] | None = None
+    ids: dict[str, list[UUID | None]] | None = None
+
+
+def test_parts_of_values_may_be_null_beside_rows_without_a_reply():
+    service = Service("s", None, Parts)
+    made = value_columns(Parts, _arrow_type(reply_type(service)[0]))
+    whole = Parts({}, [Resize("a", 1)], {"x": [None, UUID(int=3)]})
+    outcomes = [service.reply.encode(whole), None, [b'{"counts":null}'], [b"no"], [b'{"counts":{"a":1}}']]
+    replies, codes, _ = made(outcomes)
+    replies.validate(full=True)
+    assert codes.to_pylist() == [200, None, 200, 500, 200]
+    assert replies.to_pylist() == [
+        {"counts": [], "jobs": [{"path": "a", "width": 1}], "ids": [("x", [None, str(UUID(int=3))])]}, None,
+        {"counts": None, "jobs": None, "ids": None}, None, {"counts": [("a", 1)], "jobs": None, "ids": None},
+    ]  # fmt: skip
