@@ -5,7 +5,7 @@ import signal
 import pytest
 from support.fleets import LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of, kill
 from support.processes import alive, broker, eventually
-from support.sparks import QUICK
+from support.sparks import QUICK, busy
 
 from zmdp.spark import control
 
@@ -66,7 +66,7 @@ def test_a_fleet_ends_although_a_handler_does_not(told):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER, "--drain-timeout", "0.5") as running:
             (slot,) = running.serving(1)
             running.client.submit("slow", b"3600")
-            eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
+            eventually(lambda: busy(running.client, "slow"), SPARK_TIMEOUT_SECONDS)
             if told == "by a signal":
                 running.command.send_signal(signal.SIGTERM)
                 running.command.line("finishing running requests, within 0.5 s; interrupt again to exit immediately")
