@@ -172,14 +172,9 @@ def _batch(program: Program) -> dict[str, Any]:
 
 def _offered(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a job that callers may run: its name, its parameters, and the first line of its docstring."""
-    parameters = [
-        text(each.get("name")) + (f": {kind}" if (kind := text(each.get("type"))) else "")
-        + (f" = {default}" if (default := text(each.get("default"))) else "")
-        for each in rows(row.get("parameters"))
-    ]  # fmt: skip
     about = row.get("description")
     return {
-        "name": text(row.get("name")), "parameters": ", ".join(parameters),
+        "name": text(row.get("name")), "parameters": text(row.get("parameters")),
         "about": text(about.partition("\n")[0]) if isinstance(about, str) else "",
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import reason
 from .catalogue import Catalogue, Table
-from .jobs import describe_parameters, job_targets, load_job, unconverted
+from .jobs import job_targets, load_job, parameters_of, unconverted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,4 +46,4 @@ def _open_job(name: str, target: str) -> str:
     function = load_job(name, target)
     unchecked = ", ".join(unconverted(function))
     warning = f"; warning: not converted or checked, for their types are unknown here: {unchecked}" if unchecked else ""
-    return f"takes {describe_parameters(function)}{warning}"
+    return f"takes ({parameters_of(function)}){warning}"

@@ -119,10 +119,4 @@ def _jobs(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _signature(job: Mapping[str, Any]) -> str:
-    """Return the name and parameters of a job as Python writes them."""
-    found = []
-    for each in job["parameters"]:
-        text = f"{each['name']}: {each['type']}" if each["type"] else each["name"]
-        default = each.get("default")
-        found.append(text if default is None else f"{text} = {default}")
-    return f"{job['name']}({', '.join(found)})"
+    return f"{job['name']}({job['parameters']})"

@@ -31,7 +31,6 @@ from ..client.events import progress_line, showing
 from ..client.requests import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames
 from ..parameters import PREFIX
 from .client_results import or_from_file, show_history, show_history_from_file, what_ran
-from .jobs import FORMATS
 
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
@@ -57,7 +56,7 @@ _submit_options = options(
     click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
     click.option("--wait", is_flag=True, help="Wait for a batch that is starting; with --durable, for Titanic."),
     click.option(
-        "--format", "format_", type=click.Choice(FORMATS), default="json",
+        "--format", "format_", type=click.Choice(["json", "arrow"]), default="json",
         help="Format of rows; Arrow is printed as an IPC stream.",
     ),
     _OUTPUT,

@@ -23,6 +23,7 @@ from ...mdp.extras import install_command
 from ...titanic.cli.parameters import client_options
 from .. import control
 from ..client.requests import copy_rows
+from .history import History
 
 FILE_FORMATS: Final = ("json", "csv", "arrow", "parquet")
 
@@ -154,8 +155,6 @@ def _print_log(found: Mapping[str, Any], *, as_json: bool) -> int:
 
 def _recorded(file: Path, job: str | None = None) -> list[dict[str, Any]]:
     """Return the latest jobs in a history file, or only `job`."""
-    from .history import History  # noqa: PLC0415 - imports SQLAlchemy
-
     with closing(History(file, "")) as history:
         return history.rows(None, job)
 

@@ -127,19 +127,15 @@ def batch(
     connect: str | None,
     conf: Mapping[str, str],
     py_files: Sequence[str],
-    concurrency: int,
-    max_query: int,
     inline: int,
     results: str | None,
     keep_results: float,
     check: bool,
     history: Path,
     keep_history: float,
-    heartbeat: float,
-    liveness: int,
     drain_timeout: float,
-    prefix: str,
     log_level: str,
+    **given: Any,
 ) -> int:
     """Offer Spark as two services: queries (spark.sql) and named Python jobs (spark.job).
 
@@ -181,28 +177,23 @@ def batch(
     opener = _session_opener(name, master, connect, conf, py_files)
     if check:
         return _check(opener, catalogue, catalogue.jobs | targets)
-    pool = SessionPool(opener, 2 * concurrency, catalogue.settings)
+    pool = SessionPool(opener, 2 * given["concurrency"], catalogue.settings)
     place = str(master) if connect is None else without_parameters(connect)
     log.info("starting Spark on %s", place)
-    stopper = _Stopper(drain_timeout)
+    kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
+    records = History(history, name)
+    settings = BatchSettings(name, broker, master=place, keys=keys, **given)
+    load = partial(_load, config, targets, remote=connect is not None)
+    driver = Batch(settings, pool, kept, Offer(catalogue, known), history=records, load=load)
+    stopper = _Stopper(driver, drain_timeout)
     with stopper.shutdown, ExitStack() as stack:
         if connect is not None or is_remote(master):
             open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
         else:
             pool.open()
-        kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
-        records = History(history, name)
-        settings = BatchSettings(
-            name, broker, prefix=prefix, concurrency=concurrency, max_query=max_query, master=place,
-            heartbeat=heartbeat, liveness=liveness, keys=keys,
-        )  # fmt: skip
-        driver = Batch(
-            settings, pool, kept, Offer(catalogue, known), history=records,
-            load=partial(_load, config, targets, remote=connect is not None),
-        )  # fmt: skip
         stack.callback(pool.close)
         with driver:
-            stopper.driver = driver
+            stopper.started = True
             warn_if_unreachable(log, broker, keys)
             services = " and ".join(driver.services)
             log.info("serving %s as %s at %s; Ctrl-C stops it", services, name, " or ".join(broker))
@@ -257,21 +248,17 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
     `sweep` deletes old results; it is called now and then.
     """
     swept_at = float("-inf")
-    while not driver.draining.is_set() and not stopper.stops:
+    while not driver.draining.is_set():
         time.sleep(STOP_CHECK_SECONDS)
         driver.serve()
-        if stopper.reload:
-            stopper.reload = False
-            with suppress(SettingError):  # logged; nothing changes
-                driver.reload()
         if time.monotonic() - swept_at > SWEEP_SECONDS:
             swept_at = time.monotonic()
             sweep()
     stopper.shutdown.begin()
     driver.stop()
     while not driver.wait(STOP_CHECK_SECONDS):
-        if stopper.stops > 1 or stopper.gave_up:
-            driver.cancel_all()
+        if stopper.cancels:
+            driver.running.cancel_all()
 
 
 def _results_folder(results: str | None, master: str | None, connect: str | None) -> str | None:
@@ -285,38 +272,38 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
 class _Stopper:
     """What `_serve` has been told to do: by signals, by `mdp-spark drain`, or by the limit of the drain."""
 
-    def __init__(self, drain_timeout: float) -> None:
-        self.reload = False
-        """SIGHUP asks for a reload."""
-        self.stops = 0
-        """1: finish running jobs; 2: cancel them."""
+    def __init__(self, driver: Batch, drain_timeout: float) -> None:
+        self.started = False
+        """Whether Spark has started."""
+        self.cancels = False
+        """Whether running jobs are cancelled rather than finished."""
         self.gave_up = False
         """Whether jobs were still running at the end of the limit."""
-        self.driver: Batch | None = None
-        """None while Spark is starting."""
         self.shutdown = Shutdown(
             self._finish, self._cancel, limit=drain_timeout, unfinished=self._unfinished, announcement="",
             at_limit=self._give_up, grace=SPARK_GRACE_SECONDS, reload=self._reload, logger=log,
         )  # fmt: skip
+        self._driver = driver
         self._drain_timeout = drain_timeout
 
     def _reload(self) -> None:
-        self.reload = True
+        with suppress(SettingError):  # logged; nothing changes
+            self._driver.reload()
 
     def _finish(self) -> None:
-        if self.driver is None:
+        if not self.started:
             os._exit(0)  # there is nothing to finish
-        self.stops = 1
+        self._driver.draining.set()
         log.info("finishing running jobs, within %g s; interrupt again to cancel them", self._drain_timeout)
 
     def _cancel(self) -> None:
-        self.stops = 2
+        self.cancels = True
 
     def _give_up(self) -> None:
-        running = "" if self.driver is None else self.driver.unfinished()
+        running = self._driver.running.describe()
         if running:
-            self.gave_up = True
+            self.gave_up = self.cancels = True
             log.error("not finished within %g s: cancelling %s", self._drain_timeout, running)
 
     def _unfinished(self) -> str:
-        return (self.driver and self.driver.unfinished()) or "waiting for Spark to end"
+        return self._driver.running.describe() or "waiting for Spark to end"

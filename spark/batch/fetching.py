@@ -13,21 +13,22 @@ import json
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ...workers import Request
 from ..errors import reason
 from .history import History
-from .jobs import check_owner, parse_format, parse_object, unprocessable
+from .jobs import check_owner, parsed, unprocessable
 from .media import csv_rows
 from .results import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FETCH_FORMATS: Final = ("arrow", "json", "csv")
 CHUNK_BYTES: Final = 16 << 20
 MESSAGE_BYTES: Final = 4 << 20
 """Maximum size of a PARTIAL's rows in Arrow, except for a single row."""
@@ -38,17 +39,21 @@ _POSITION: Final = re.compile(r"(\d{1,15}):(\d{1,15})", re.ASCII)
 """FILE:ROW, a file of the result and a row in it; of a value, 0:BYTE."""
 
 
+class _Settings(msgspec.Struct, forbid_unknown_fields=True):
+    format: Literal["arrow", "json", "csv"] = "arrow"
+    position: str | None = None
+
+
 def handle(request: Request, history: History) -> Generator[bytes, None, bytes]:
     """Handle a request to the service."""
     if not 1 <= len(request) <= 2:
         raise unprocessable("expected a job's id and, optionally, settings as JSON")
     job = request[0].decode(errors="replace")
-    settings = parse_object(request[1:], "the settings", {"format", "position"})
-    format_ = parse_format(settings, FETCH_FORMATS)
-    position = settings.get("position")
-    start = _POSITION.fullmatch("0:0" if position is None else str(position))
+    settings = parsed(request[1:], _Settings, "the settings")
+    format_ = str(settings.format)
+    start = _POSITION.fullmatch(settings.position or "0:0")
     if start is None:
-        raise unprocessable(f"position is {position!r:.50}: use `next` of the previous answer")
+        raise unprocessable(f"position is {settings.position!r:.50}: use `next` of the previous answer")
     file, row = map(int, start.groups())
     record = find_result(history, job, request)
     found = f"the result of job {job} at {record['path']}"

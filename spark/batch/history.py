@@ -3,13 +3,13 @@
 import logging
 import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
-
-import sqlalchemy as sa
 
 from ...mdp.errors import SettingError
 from ...workers import Request
@@ -23,30 +23,18 @@ MAX_LISTED: Final = 100
 _PRUNE_EVERY: Final = 500
 """After so many new records, the oldest are deleted."""
 
-_METADATA = sa.MetaData()
-_JOBS = sa.Table(
-    "jobs",
-    _METADATA,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("job", sa.Text, nullable=False, unique=True),
-    sa.Column("driver", sa.Text, nullable=False),
-    sa.Column("host", sa.Text, nullable=False),
-    sa.Column("pid", sa.Integer, nullable=False),
-    sa.Column("user", sa.Text, nullable=False),
-    sa.Column("request_id", sa.Text, nullable=False, index=True),
-    sa.Column("service", sa.Text, nullable=False),
-    sa.Column("what", sa.Text, nullable=False),
-    sa.Column("started", sa.Float, nullable=False, index=True),
-    sa.Column("ended", sa.Float),
-    sa.Column("state", sa.Text, nullable=False),
-    sa.Column("format", sa.Text),
-    sa.Column("rows", sa.Integer),
-    sa.Column("path", sa.Text),
-    sa.Column("code", sa.Integer),
-    sa.Column("error", sa.Text),
-    sa.Column("traceback", sa.Text),
-    sa.Column("ui", sa.Text),
-)
+_SCHEMA: Final = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;  -- a record more or less after a power failure does not matter
+CREATE TABLE IF NOT EXISTS jobs (
+    number integer PRIMARY KEY, job text NOT NULL UNIQUE, driver text NOT NULL, host text NOT NULL,
+    pid integer NOT NULL, user text NOT NULL, request_id text NOT NULL, service text NOT NULL, what text NOT NULL,
+    started real NOT NULL, ended real, state text NOT NULL,
+    format text, rows integer, path text, code integer, error text, traceback text, ui text
+);
+CREATE INDEX IF NOT EXISTS ix_jobs_request_id ON jobs (request_id);
+CREATE INDEX IF NOT EXISTS ix_jobs_started ON jobs (started);
+"""
 _PUBLIC: Final = ("job", "driver", "user", "service", "started", "ended", "state")
 """What everybody may see of a job."""
 _PRIVATE: Final = ("what", "format", "rows", "path", "code", "error", "ui")
@@ -66,31 +54,30 @@ class History:
         self._host = socket.gethostname()
         self._added = 0
         self._lock = threading.Lock()
-        url = sa.URL.create("sqlite", database=":memory:" if path is None else str(path))
-        options = {"check_same_thread": False, "timeout": 10}
-        self._engine = sa.create_engine(url, connect_args=options, poolclass=sa.StaticPool)  # used under the lock
-        sa.event.listen(self._engine, "connect", _configure)
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            _METADATA.create_all(self._engine)
-            with self._engine.begin() as connection:
-                self._mark_lost(connection)
-        except (OSError, sa.exc.DBAPIError) as error:
-            self._engine.dispose()
-            raise SettingError(f"--history {path}: {getattr(error, 'orig', error)}") from None
+            file = sqlite3.connect(":memory:" if path is None else path, timeout=10, check_same_thread=False)
+            with ExitStack() as stack:
+                self._file = stack.enter_context(closing(file))
+                self._file.row_factory = sqlite3.Row
+                self._file.executescript(_SCHEMA)
+                self._mark_lost()
+                stack.pop_all()  # it stays open
+        except (OSError, sqlite3.Error) as error:
+            raise SettingError(f"--history {path}: {error}") from None
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._engine.dispose()
+            self._file.close()
 
-    def _mark_lost(self, connection: sa.Connection) -> None:
+    def _mark_lost(self) -> None:
         """Mark as lost the jobs of drivers that have ended: this one before its restart, and others on this host."""
-        running = connection.execute(sa.select(_JOBS).where(_JOBS.c.state == "running", _JOBS.c.host == self._host))
-        lost = [row.number for row in running if row.driver == self._driver or not _alive(row.pid)]
-        ended = {"state": "lost", "code": 502, "error": LOST}  # when is not known
-        connection.execute(sa.update(_JOBS).where(_JOBS.c.number.in_(lost)).values(ended))
+        running = self._read("SELECT * FROM jobs WHERE state = 'running' AND host = ?", self._host)
+        lost = [(LOST, row["number"]) for row in running if row["driver"] == self._driver or not _alive(row["pid"])]
+        with self._file:  # when they ended is not known
+            self._file.executemany("UPDATE jobs SET state = 'lost', code = 502, error = ? WHERE number = ?", lost)
 
     def begin(self, job: str, *, user: str, service: str, what: str, request_id: str = "") -> None:
         """Record that a job starts."""
@@ -99,7 +86,8 @@ class History:
             "request_id": request_id, "service": service, "what": what[:MAX_TEXT], "started": time.time(),
             "state": "running",
         }  # fmt: skip
-        self._write(sa.insert(_JOBS).values(values))
+        names = ", ".join(values)
+        self._write(f"INSERT INTO jobs ({names}) VALUES (:{names.replace(', ', ', :')})", values)  # noqa: S608 - our own
         self._added += 1
         if self._added % _PRUNE_EVERY == 0:
             self.prune(None)
@@ -108,9 +96,9 @@ class History:
         """Return how often Spark was lost during a request, which Titanic repeats under the same id; and the error."""
         if not request_id:
             return 0, ""
-        same = (_JOBS.c.request_id == request_id, _JOBS.c.user == user, _JOBS.c.what == what[:MAX_TEXT])
-        query = sa.select(_JOBS.c.error).where(*same, _JOBS.c.state == "lost").order_by(_JOBS.c.number.desc())
-        found = self._read(query)
+        same = "request_id = ? AND user = ? AND what = ? AND state = 'lost'"
+        query = f"SELECT error FROM jobs WHERE {same} ORDER BY number DESC"  # noqa: S608 - our own text
+        found = self._read(query, request_id, user, what[:MAX_TEXT])
         return len(found), str(found[0]["error"]) if found else ""
 
     def end(self, job: str, state: str, **found: Any) -> None:
@@ -118,47 +106,42 @@ class History:
         for name, kept in (("error", slice(MAX_TEXT)), ("traceback", slice(-MAX_TRACEBACK, None))):
             if found.get(name) is not None:  # surrogates, which SQLite does not take, are those of files' names
                 found[name] = found[name][kept].encode(errors="replace").decode()
-        self._write(sa.update(_JOBS).where(_JOBS.c.job == job).values(state=state, ended=time.time(), **found))
+        found |= {"state": state, "ended": time.time()}
+        changes = ", ".join(f"{name} = :{name}" for name in found)
+        self._write(f"UPDATE jobs SET {changes} WHERE job = :job", {**found, "job": job})  # noqa: S608 - our own names
 
     def prune(self, older_than: float | None) -> None:
         """Delete records older than `older_than` seconds, and the oldest beyond `MAX_RECORDS`."""
-        newest = sa.select(_JOBS.c.number).order_by(_JOBS.c.number.desc()).offset(MAX_RECORDS).limit(1)
-        old = _JOBS.c.number <= sa.func.coalesce(newest.scalar_subquery(), -1)
-        if older_than is not None:
-            old |= _JOBS.c.started < time.time() - older_than
-        self._write(sa.delete(_JOBS).where(old, _JOBS.c.state != "running"))
+        before = float("-inf") if older_than is None else time.time() - older_than
+        self._write(
+            "DELETE FROM jobs WHERE state <> 'running' AND (started < :before OR number <= "
+            "(SELECT number FROM jobs ORDER BY number DESC LIMIT 1 OFFSET :most))",
+            {"before": before, "most": MAX_RECORDS},
+        )
 
-    def _write(self, change: sa.Executable) -> None:
+    def _write(self, change: str, values: Mapping[str, Any]) -> None:
         try:
-            with self._lock, self._engine.begin() as connection:
-                connection.execute(change)
-        except sa.exc.DBAPIError as error:
-            log.error("the history of jobs cannot be written: %s", error.orig)
+            with self._lock, self._file:
+                self._file.execute(change, values)
+        except sqlite3.Error as error:
+            log.error("the history of jobs cannot be written: %s", error)
 
     def rows(self, caller: Request | None, job: str | None = None) -> list[dict[str, Any]]:
         """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback.
 
         None is who can read the file itself, and sees everything.
         """
-        query = sa.select(_JOBS).order_by(_JOBS.c.number.desc()).limit(MAX_LISTED)
         private = _PRIVATE if job is None else (*_PRIVATE, "traceback")
-        if job is not None:
-            query = query.where(_JOBS.c.job == job)
+        query = "SELECT * FROM jobs WHERE job = coalesce(?, job) ORDER BY number DESC LIMIT ?"
         found = []
-        for row in self._read(query):
+        for row in self._read(query, job, MAX_LISTED):
             allowed = caller is None or caller.may_manage(row["user"])
             found.append({name: row[name] if allowed or name in _PUBLIC else None for name in _PUBLIC + private})
         return found
 
-    def _read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
-        with self._lock, self._engine.connect() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
-
-
-def _configure(connection: Any, record: object) -> None:
-    del record
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")  # a record more or less after a power failure does not matter
+    def _read(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        with self._lock:
+            return self._file.execute(query, values).fetchall()
 
 
 def _alive(pid: int) -> bool:

@@ -12,14 +12,13 @@ the type.  Nothing that a caller sends is executed as Python.
 """
 
 import inspect
-import json
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -33,7 +32,6 @@ from ..client.values import is_plain, sql_type
 
 ENTRY_POINTS: Final = "zmdp.spark.jobs"
 """Group of entry points through which installed packages offer jobs."""
-FORMATS: Final = ("json", "arrow")
 UNPROCESSABLE: Final = 422
 """Error code for an invalid request, which retrying does not help."""
 ONLY_QUERIES: Final = (
@@ -42,7 +40,7 @@ ONLY_QUERIES: Final = (
 )
 SHOW_TABLES: Final = "SHOW TABLES"
 MAX_DESCRIPTION: Final = 2000
-"""Characters of a job's docstring that callers are told."""
+"""Characters of a job's docstring, and of its parameters, that callers are told."""
 _QUERY: Final = re.compile(
     # Comments and parentheses, then a word that begins a query.  Atomic groups prevent backtracking.
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
@@ -71,14 +69,6 @@ _UNSAFE: Final = re.compile(
     r"\b(reflect|try_reflect|java_method|identifier)\b|\busing\b(?!\s*\()",
     re.IGNORECASE,
 )
-_NAMES: Final = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
 
 
 def unprocessable(text: str) -> ServiceError:
@@ -91,6 +81,19 @@ def check_owner(caller: Request, job: str, owner: str, action: str) -> None:
     if not caller.may_manage(owner):
         text = f"job {job} belongs to {owner}; only {owner} or an admin can {action}"
         raise ServiceError(Code.NOT_ALLOWED, text)
+
+
+class Settings(msgspec.Struct, forbid_unknown_fields=True):
+    """The settings of a request to `spark.job`."""
+
+    format: Literal["json", "arrow"] = "json"
+
+
+class _QuerySettings(Settings):
+    """The settings of a request to `spark.sql`; values are JSON, in which numbers have all their digits."""
+
+    args: dict[str, msgspec.Raw] | list[msgspec.Raw] | None = None
+    types: dict[str, str] | list[str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,56 +151,39 @@ def parse_query(frames: Sequence[bytes]) -> Query:
             f"{found.group()!r}: a query may not give options to a data source, which could make it read other data; "
             "it may not contain WITH before a parenthesis or a comment, not even in a string"
         )
-    settings = parse_object(frames[1:], "the settings", {"format", "args", "types"})
-    return Query(sql, parse_format(settings), settings.get("args"), _typed(settings, frames[1:]))
+    settings = parsed(frames[1:], _QuerySettings, "the settings")
+    return Query(sql, settings.format, *_values(settings))
 
 
-def _typed(settings: Mapping[str, Any], frames: Sequence[bytes]) -> dict[str | int, tuple[str, str]]:
-    """Return type and JSON of those parameters that need a type.  Raises `ServiceError` 422."""
-    args, types = settings.get("args"), settings.get("types")
+def _values(settings: _QuerySettings) -> tuple[Any, dict[str | int, tuple[str, str]]]:
+    """Return the values of the parameters, and type and JSON of those that need a type.  Raises `ServiceError` 422."""
+    args, types = settings.args, settings.types
     if args is None:
         if types:
             raise unprocessable("there are types, but no args")
-        return {}
-    if not isinstance(args, dict | list):
-        raise unprocessable(
-            "args must be an object (for parameters written :name) or a list (for parameters written ?)"
-        )
-    types = type(args)() if types is None else types
-    if type(types) is not type(args) or (isinstance(args, list) and types and len(types) != len(args)):
+        return None, {}
+    unlike = types is not None and isinstance(types, dict) != isinstance(args, dict)
+    if unlike or (isinstance(types, list) and types and len(types) != len(args)):
         raise unprocessable("types must be an object if args are one, or a list that is as long as args")
-    kinds = _places(types)
+    kinds = _places(types or {})
     if unknown := sorted(map(str, set(kinds) - set(_places(args)))):
         raise unprocessable(f"types has {unknown[0][:50]!r}, but args has not")
-    texts = _places(_exact(frames[0], _Settings).args)
-    found: dict[str | int, tuple[str, str]] = {}
-    for place, value in _places(args).items():
-        kind = kinds.get(place)
+    values = _places(args)
+    typed: dict[str | int, tuple[str, str]] = {}
+    for place, text in values.items():
         name = place + 1 if isinstance(place, int) else place
+        value = values[place] = parsed([text], Any, f"parameter {name}")
+        kind = kinds.get(place)
         try:
             kind = sql_type(value, f"parameter {name}") if kind is None and not is_plain(value) else kind
         except SettingError as error:
             raise unprocessable(f"{error}, or give its type in types") from None
         if kind is None:
             continue
-        if not isinstance(kind, str) or not kind.strip() or set(kind) & set("'\\"):
+        if not kind.strip() or set(kind) & set("'\\"):
             raise unprocessable(f"the type of parameter {name} is {kind!r:.100}; expected one of Spark's, as in SQL")
-        found[place] = kind, bytes(texts[place]).decode()
-    return found
-
-
-class _Settings(msgspec.Struct):
-    """The JSON text of arguments."""
-
-    args: dict[str, msgspec.Raw] | list[msgspec.Raw]
-
-
-def _exact(frame: bytes, kind: Any) -> Any:
-    """Return a frame that `parse_object` has parsed with the JSON text of values: numbers have all their digits."""
-    try:
-        return msgspec.json.decode(frame, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise unprocessable(f"not valid JSON: {error}") from None
+        typed[place] = kind, bytes(text).decode()
+    return values if isinstance(args, dict) else list(values.values()), typed
 
 
 def _places(values: dict[str, Any] | list[Any]) -> dict[Any, Any]:
@@ -244,7 +230,7 @@ def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) 
     if function is None:
         raise unprocessable(f"no job named {name[:100]!r}; available jobs: {', '.join(sorted(jobs)) or 'none'}")
     arguments = convert_arguments(name, function, frames[1:2])
-    return JobCall(name, function, arguments, parse_format(parse_object(frames[2:], "the settings", {"format"})))
+    return JobCall(name, function, arguments, parsed(frames[2:], Settings, "the settings").format)
 
 
 def unpacked(frames: Sequence[bytes], first: str, *more: str) -> Sequence[bytes]:
@@ -271,28 +257,12 @@ def _text(frame: bytes, what: str) -> str:
         raise unprocessable(f"{what} is not valid UTF-8") from None
 
 
-def parse_object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -> dict[str, Any]:
-    """Parse an optional frame with a JSON object, with keys in `names` if that is given.  Raises `ServiceError` 422."""
-    if not frames or not frames[0]:
-        return {}
+def parsed(frames: Sequence[bytes], kind: Any, what: str) -> Any:
+    """Return the JSON in an optional frame, by default an empty object, as `kind`.  Raises `ServiceError` 422."""
     try:
-        found = json.loads(frames[0])
-        json.dumps(found, ensure_ascii=False).encode()  # fails on a lone surrogate, which UTF-8 cannot represent
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise unprocessable(f"{what} must be a JSON object, not {frames[0][:100]!r}")
-    if names is not None and (unknown := sorted(set(found) - names)):
-        raise unprocessable(f"unknown key {unknown[0][:50]!r} in {what}; expected {', '.join(sorted(names))}")
-    return found
-
-
-def parse_format(settings: Mapping[str, Any], formats: Sequence[str] = FORMATS) -> str:
-    """Return the format in `settings`, by default the first of `formats`.  Raises `ServiceError` 422."""
-    given = settings.get("format", formats[0])
-    if given not in formats:
-        raise unprocessable(f"format must be one of {', '.join(formats)}")
-    return str(given)
+        return msgspec.json.decode((frames and frames[0]) or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise unprocessable(f"{what}: {flaw(error)}") from None
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -318,28 +288,17 @@ def load_job(name: str, target: str) -> Callable[..., Any]:
     return found
 
 
-def describe_parameters(function: Callable[..., Any]) -> str:
+def parameters_of(function: Callable[..., Any]) -> str:
     """Return the parameters except the first, which is the session, as Python source."""
+    hints = _hints(function)
     _, *parameters = inspect.signature(function).parameters.values()
-    return ", ".join(map(str, parameters)) or "no arguments"
+    return ", ".join(str(each.replace(annotation=hints.get(each.name, each.annotation))) for each in parameters)
 
 
-def describe_job(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+def describe_job(name: str, function: Callable[..., Any]) -> dict[str, str]:
     """Return the name of a job, its parameters except the first, and its docstring."""
-    _, *parameters = inspect.signature(function).parameters.values()
-    return {
-        "name": name,
-        "parameters": [_describe_parameter(each) for each in parameters],
-        "description": (inspect.getdoc(function) or "")[:MAX_DESCRIPTION],
-    }
-
-
-def _describe_parameter(parameter: inspect.Parameter) -> dict[str, Any]:
-    stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
-    kind, default = parameter.annotation, parameter.default
-    type_ = "" if kind is parameter.empty else kind if isinstance(kind, str) else inspect.formatannotation(kind)
-    found: dict[str, Any] = {"name": stars + parameter.name, "type": type_}
-    return found if default is parameter.empty else {**found, "default": repr(default)[:100]}
+    about = {"parameters": parameters_of(function), "description": inspect.getdoc(function) or ""}
+    return {"name": name, **{each: text[:MAX_DESCRIPTION] for each, text in about.items()}}
 
 
 def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[bytes]) -> dict[str, Any]:
@@ -348,13 +307,13 @@ def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[
     Those of other types, such as classes of your own, stay as JSON has them.  Raises `ServiceError` 422 if one does not
     fit.
     """
-    arguments = parse_object(frames, "the arguments")
+    texts = parsed(frames, dict[str, msgspec.Raw], "the arguments")
+    arguments = {each: parsed([text], Any, f"argument {each}") for each, text in texts.items()}
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
-        raise unprocessable(f"job {name}: {error}; its parameters are {describe_parameters(function)}") from None
+        raise unprocessable(f"job {name}: {error}; its parameters are ({parameters_of(function)})") from None
     hints = _hints(function)
-    texts = _exact(frames[0], dict[str, msgspec.Raw]) if arguments else {}
     return {
         each: _converted(name, function, each, value, bytes(texts[each]), hints.get(each, Any))
         for each, value in arguments.items()
@@ -372,9 +331,8 @@ def _converted(name: str, function: Callable[..., Any], parameter: str, value: A
     try:
         return read(text, hint)
     except Misfit as error:
-        wanted = _NAMES.get(hint) or f"{inspect.formatannotation(hint)} ({error})"
-        takes = describe_parameters(function)
-        problem = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. The job takes {takes}"
+        wanted = f"{inspect.formatannotation(hint)} ({error})"
+        problem = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. It takes ({parameters_of(function)})"
         raise unprocessable(problem) from None
     except (TypeError, NotImplementedError):  # see `unconverted`
         return value

@@ -75,6 +75,8 @@ class Batch:
         self._history = History(None, settings.name) if history is None else history
         self._serving = False
         self._runner = JobRunner(settings.name, pool, results, self._history)
+        self.running = self._runner.running
+        """The running jobs."""
         handlers = {
             f"{settings.prefix}.sql": (self.sql, ABOUT),
             f"{settings.prefix}.job": (self.job, ABOUT),
@@ -177,14 +179,6 @@ class Batch:
         for worker in self._workers:
             worker.stop()
 
-    def unfinished(self) -> str:
-        """Name the running jobs."""
-        return self._runner.running.describe()
-
-    def cancel_all(self) -> None:
-        """Cancel all running jobs."""
-        self._runner.running.cancel_all()
-
     def reload(self, table: str | None = None) -> dict[str, list[str]]:
         """Load the tables and the jobs again; requests that are running keep what they began with.
 
@@ -268,7 +262,7 @@ class Batch:
             "catalogs": sorted(offer.catalogue.catalogs),
             "jobs": sorted(offer.jobs_for(request)),
             "ui": spark_ui(),
-            **self._runner.running.status(request),
+            **self.running.status(request),
         }
 
     def _show_catalogue(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
@@ -285,7 +279,7 @@ class Batch:
         }
 
     def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        return {"cancelled": self._runner.running.cancel(str(arguments.get("job")), request)}
+        return {"cancelled": self.running.cancel(str(arguments.get("job")), request)}
 
     def _reload(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del request
@@ -304,4 +298,4 @@ class Batch:
         del arguments, request
         log.info("draining, as asked by mdp-spark drain; running jobs are finished first")
         self.draining.set()
-        return {"running": len(self._runner.running)}
+        return {"running": len(self.running)}

@@ -1,8 +1,9 @@
 """The checks of `mdp-spark doctor`: is everything that Spark services need installed and reachable?"""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -22,6 +23,7 @@ from .leases import classify_failure
 from .settings import is_loopback
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 EXECUTOR_TIMEOUT_SECONDS: Final = 60.0
@@ -34,9 +36,9 @@ SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | 
     "pyarrow": ((18,), None),
 }
 """For each package the oldest supported version, and the first one that is too new (as in `pyproject.toml`)."""
-EXECUTOR_CHECKS: Final = ("executors", "executors reach the broker")
-
 State = Literal["ok", "failed", "skipped"]
+Look = Callable[[], str]
+"""What a check does: it returns what it found, or raises `CheckFailed`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,16 @@ class Check:
     advice: str = ""
 
 
-@dataclass(frozen=True)
+class CheckFailed(Exception):
+    """A check has failed: what it found, and what to do."""
+
+    def __init__(self, found: str, advice: str) -> None:
+        super().__init__(found)
+        self.found = found
+        self.advice = advice
+
+
+@dataclass
 class Doctor:
     """Checks this machine, the broker and the executors of the cluster."""
 
@@ -62,33 +73,47 @@ class Doctor:
 
     def checks(self) -> Iterator[Check]:
         """Yield each check as soon as it is done.  A check that depends on a failed one is skipped."""
-        yield Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
-        libraries = [_library(name) for name in SUPPORTED_VERSIONS]
-        yield from libraries
-        java = _java()
-        yield java
-        broker = self._broker()
-        yield broker
-        reason = next((each.name for each in (*libraries, java) if each.state == "failed"), None)
-        if reason is None:
-            yield from self._cluster_checks(broker_answers=broker.state == "ok")
-        else:
-            yield from _skipped(("session", *EXECUTOR_CHECKS, "cores"), reason)
+        broken: set[str] = set()
+        with ExitStack() as self._opened:
+            for name, (needed, look) in self._looks().items():
+                reason = next((each for each in needed if each in broken), None)
+                try:
+                    if reason is None:
+                        check = Check(name, "ok", look())
+                    else:
+                        check = Check(name, "skipped", f"because this failed: {reason}")
+                except CheckFailed as error:
+                    check = Check(name, "failed", error.found, error.advice)
+                if check.state != "ok":
+                    broken.add(name)
+                yield check
 
-    def _broker(self) -> Check:
-        name = "broker"
+    def _looks(self) -> dict[str, tuple[Sequence[str], Look]]:
+        """Return the checks by name: the names of those that each needs, and what it does."""
+        session, executors = ("session",), ("session", "executors")
+        reaches = executors if self.executors_broker else (*executors, "broker")
+        return {
+            "Python": ((), lambda: f"{sys.version.split()[0]} at {sys.executable}"),
+            **{name: ((), partial(library, name)) for name in SUPPORTED_VERSIONS},
+            "Java": ((), java),
+            "broker": ((), self._broker),
+            "session": ((*SUPPORTED_VERSIONS, "Java"), self._open_session),
+            "executors": (session, self._executors),
+            "executors reach the broker": (reaches, self._executors_reach),
+            "cores": (session, lambda: self.cores(self._session.sparkContext)),
+        }
+
+    def _broker(self) -> str:
         brokers = checked_endpoints(self.broker)
         where = " or ".join(brokers)
         reason = why_none_reachable(brokers, self.keys)
         if reason is None:
             try:
                 with Client(brokers, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=self.keys) as client:
-                    reply = client.request("mmi.broker")[0]
+                    return f"{_broker_version(client.request('mmi.broker')[0])} at {where}"
             except ZmdpError as error:
                 reason = f"{where}: {error}"
-            else:
-                return Check(name, "ok", f"{_broker_version(reply)} at {where}")
-        return Check(name, "failed", reason, "start mdp-broker, or give its address with --broker")
+        raise CheckFailed(reason, "start mdp-broker, or give its address with --broker")
 
     @property
     def _addresses(self) -> tuple[str, ...]:
@@ -97,60 +122,45 @@ class Doctor:
 
     # ── the cluster ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _cluster_checks(self, *, broker_answers: bool) -> Iterator[Check]:
+    def _open_session(self) -> str:
         try:
-            session = self.cluster.open("zmdp-doctor", slots=max(1, self.minimum), reserve=self.reserve)
+            self._session = self.cluster.open("zmdp-doctor", slots=max(1, self.minimum), reserve=self.reserve)
         except (SettingError, sessions.SparkError) as error:
             advice = "name a cluster with --master; `--master 'local[2]'` works without one"
-            yield Check("session", "failed", str(error), advice)
-            yield from _skipped((*EXECUTOR_CHECKS, "cores"), "session")
-            return
-        try:
-            yield Check("session", "ok", f"Spark {session.version} on {session.sparkContext.master}")
-            yield from self._executors(session, broker_answers=broker_answers)
-            yield self._cores(session)
-        finally:
-            session.stop()
+            raise CheckFailed(str(error), advice) from None
+        self._opened.callback(self._session.stop)
+        return f"Spark {self._session.version} on {self._session.sparkContext.master}"
 
-    def _executors(self, session: "SparkSession", *, broker_answers: bool) -> Iterator[Check]:
-        found = _probed(session, self._addresses, self.keys)
-        if isinstance(found, Check):
-            yield found
-            yield from _skipped(EXECUTOR_CHECKS[1:], EXECUTOR_CHECKS[0])
-            return
-        where = ", ".join(sorted({str(each["host"]) for each in found}))
-        yield Check(EXECUTOR_CHECKS[0], "ok", f"Python {found[0]['python']} with zmdp, pyzmq and msgspec on {where}")
-        bad = next((each for each in found if each["broker"] is not None), None)
-        if not broker_answers and not self.executors_broker:
-            yield from _skipped(EXECUTOR_CHECKS[1:], "broker")
-        elif bad is None:
-            yield Check(EXECUTOR_CHECKS[1], "ok", f"on {where}")
-        else:
-            advice = self._advice(str(session.sparkContext.master))
-            yield Check(EXECUTOR_CHECKS[1], "failed", f"on {bad['host']}: {bad['broker']}", advice)
+    def _executors(self) -> str:
+        self._reports = _probed(self._session, self._addresses, self.keys)
+        self._where = ", ".join(sorted({str(each["host"]) for each in self._reports}))
+        return f"Python {self._reports[0]['python']} with zmdp, pyzmq and msgspec on {self._where}"
 
-    def _advice(self, master: str) -> str:
-        if sessions.is_remote(master) and any(map(is_loopback, self._addresses)):
-            return (
+    def _executors_reach(self) -> str:
+        bad = next((each for each in self._reports if each["broker"] is not None), None)
+        if bad is None:
+            return f"on {self._where}"
+        advice = "pass an address that executors can reach with --broker-from-executors; look for a firewall in between"
+        if sessions.is_remote(str(self._session.sparkContext.master)) and any(map(is_loopback, self._addresses)):
+            advice = (
                 "other machines cannot reach a loopback address: bind the broker to another and pass it with --broker"
             )
-        return "pass an address that executors can reach with --broker-from-executors; look for a firewall in between"
+        raise CheckFailed(f"on {bad['host']}: {bad['broker']}", advice)
 
-    def _cores(self, session: "SparkSession") -> Check:
-        name = "cores"
+    def cores(self, context: "SparkContext") -> str:
+        """Check that there are cores for the slots."""
         try:
-            number = cores(session.sparkContext)
-            each = task_cores(session.sparkContext)
+            number, each = cores(context), task_cores(context)
         except SettingError as error:
-            return Check(name, "failed", str(error), "set a maximum")
+            raise CheckFailed(str(error), "set a maximum") from None
         left = (number - self.reserve) // each
         needed = max(1, self.minimum)
         if left >= needed:
-            return Check(name, "ok", f"{number}: {left} for slots, {self.reserve} reserved for other jobs (--reserve)")
+            return f"{number}: {left} for slots, {self.reserve} reserved for other jobs (--reserve)"
         text = f"{number}, of which {self.reserve} are reserved for other jobs: too few for {needed} slots"
         text += f" of {each} cores (spark.task.cpus)" if each > 1 else ""
         advice = "give the application more cores (local[N], spark.cores.max, more executors), or --reserve 0"
-        return Check(name, "failed", text, advice)
+        raise CheckFailed(text, advice)
 
 
 def _broker_version(reply: bytes) -> str:
@@ -160,37 +170,35 @@ def _broker_version(reply: bytes) -> str:
         return "not a zmdp broker, so fleets do not scale,"
 
 
-def _library(name: str) -> Check:
+def library(name: str) -> str:
+    """Check that a library is installed, in a supported version."""
     first, after = SUPPORTED_VERSIONS[name]
     wanted = f"{_dotted(first)} or newer" + (f", below {_dotted(after)}" if after else "")
+    advice = f"install {wanted}: {install_command('spark')}"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, "failed", "is not installed", f"install {wanted}: {install_command('spark')}")
+        raise CheckFailed("is not installed", advice) from None
     parts = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if parts < first or (after is not None and parts >= after):
-        return Check(name, "failed", version, f"install {wanted}: {install_command('spark')}")
-    return Check(name, "ok", version)
+        raise CheckFailed(version, advice)
+    return version
 
 
 def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
-def _java() -> Check:
+def java() -> str:
+    """Check that there is a Java that Spark supports."""
     problem = sessions.java_problem()
     if problem is not None:
-        return Check("Java", "failed", problem, sessions.NEEDS_JAVA)
-    return Check("Java", "ok", f"{sessions.java_version()} at {sessions.find_java()}")
+        raise CheckFailed(problem, sessions.NEEDS_JAVA)
+    return f"{sessions.java_version()} at {sessions.find_java()}"
 
 
-def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
-    for name in names:
-        yield Check(name, "skipped", f"because this failed: {because}")
-
-
-def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None) -> list[dict[str, Any]] | Check:
-    """Return what the executors report, or the failed check if they do not."""
+def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None) -> list[dict[str, Any]]:
+    """Return what the executors report."""
     context = session.sparkContext
     pool = ThreadPoolExecutor(1)
     try:
@@ -206,4 +214,4 @@ def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys |
         advice = (
             "give executors pyzmq, msgspec and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
         )
-    return Check(EXECUTOR_CHECKS[0], "failed", found, advice)
+    raise CheckFailed(found, advice)

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,8 +67,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     host, settings = socket.gethostname(), task.settings
     logs.configure(settings.log_level, settings.log_format)
     try:
-        handler = _Counted(_load_handler(task))
-        worker = _make_worker(task, handler)
+        worker = _make_worker(task, _load_handler(task))
     except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing
         yield {"host": host, "refused": str(error)}
         return
@@ -79,7 +76,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
         settings.addresses, timeout=REPORT_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat,
         liveness=settings.liveness, key=settings.keys,
     ) as client:  # fmt: skip
-        reporter = _Reporter(task, client, host, handler, worker)
+        reporter = _Reporter(task, client, host, worker)
         worker.start()
         try:
             reporter.report_until_due()
@@ -88,7 +85,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
             reporter.finish_requests()
     reached = reporter.was_answered
     unreachable = None if reached else why_none_reachable(settings.addresses, settings.keys) or "no answer"
-    yield {"host": host, "served": handler.calls, "unreachable": unreachable}
+    yield {"host": host, "served": worker.served, "unreachable": unreachable}
 
 
 # ── the handler ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +108,7 @@ def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
     return found
 
 
-def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker | _InEventLoop":
+def _make_worker(task: LeaseTask, handler: Callable[[Any], Any]) -> "Worker | _InEventLoop":
     """Return the worker for this kind of handler.
 
     Raises `SettingError` if a setting is invalid, and `ImportError` if the codec's package is missing.
@@ -124,20 +121,6 @@ def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker | _InEventLoop
         name=f"{SPARK}{settings.name} slot {task.lease.slot}", key=settings.keys,
     )  # fmt: skip
     return _InEventLoop(worker) if kind is AsyncWorker else worker
-
-
-class _Counted(functools.partial[Any]):
-    """A handler that counts its calls.  A `partial`, so that workers see what kind of function it is."""
-
-    def __init__(self, handler: Callable[[Any], Any]) -> None:
-        functools.update_wrapper(self, handler)
-        self._lock = threading.Lock()  # handlers may run in several threads
-        self.calls = 0
-
-    def __call__(self, argument: Any) -> Any:
-        with self._lock:
-            self.calls += 1
-        return super().__call__(argument)
 
 
 class _InEventLoop:
@@ -159,6 +142,11 @@ class _InEventLoop:
         """Whether the broker knows the worker."""
         return self._worker.registered
 
+    @property
+    def served(self) -> int:
+        """How many requests have ended."""
+        return self._worker.served
+
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the worker to end.  Return whether it has."""
         try:
@@ -177,14 +165,11 @@ class _Reporter:
     If the driver does not answer, the task continues until its lease ends.
     """
 
-    def __init__(
-        self, task: LeaseTask, client: Client, host: str, handler: _Counted, worker: Worker | _InEventLoop
-    ) -> None:
+    def __init__(self, task: LeaseTask, client: Client, host: str, worker: Worker | _InEventLoop) -> None:
         self.was_answered = False
         """Whether the driver ever answered a report."""
         self._task = task
         self._client = client
-        self._handler = handler
         self._worker = worker
         self._until = time.monotonic() + task.lease.seconds
         self._report = {
@@ -212,7 +197,7 @@ class _Reporter:
 
     def _asks_to_drain(self) -> bool:
         """Report once.  Return whether the driver asks to drain."""
-        report = {**self._report, "served": self._handler.calls, "registered": self._worker.registered}
+        report = {**self._report, "served": self._worker.served, "registered": self._worker.registered}
         limit = min(REPORT_TIMEOUT_SECONDS, max(REPORT_SECONDS, self._until - time.monotonic()))
         try:
             answer = json.loads(

@@ -291,8 +291,7 @@ def _as_json(column: str, kind: DataType) -> str:
     """Return the SQL for values of a column as JSON; `to_json` takes no scalars, so these are put in an array."""
     if isinstance(kind, StructType | MapType | ArrayType):
         return f"to_json({column}, {JSON_OPTIONS})"
-    array = f"to_json(array({column}), {JSON_OPTIONS})"
-    return f"CASE WHEN {column} IS NOT NULL THEN substr({array}, 2, length({array}) - 2) END"
+    return f"CASE WHEN {column} IS NOT NULL THEN trim(BOTH '[]' FROM to_json(array({column}), {JSON_OPTIONS})) END"
 
 
 def _with_input(df: DataFrame, selected: Any) -> DataFrame:

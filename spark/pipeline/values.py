@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import accumulate, chain, count
 from typing import Any, Final, Literal, Optional
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
+from msgspec.structs import astuple
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -37,8 +39,6 @@ from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.services.type_parts import show
 
 AnyService = BaseService[Any, Any]
-Row = tuple[Any, int | None, str | None]
-"""A reply, its code and its error."""
 Shape = tuple[str, Any]
 """What a reply is made of: `("value", TYPE)`, the shape of what is in an `"optional"`, `"list"` or `"dict"`, or the
 fields of an `"object"`: name, shape and, unless it is required, default."""
@@ -59,8 +59,7 @@ _LISTS: Final = (
     inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType, inspect.CollectionType,
 )  # fmt: skip
 _OBJECTS: Final = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
-_ARROW_ERRORS: Final = (pa.ArrowException, OverflowError)
-SLICE_ROWS: Final = 128
+SLICE_ROWS: Final = 256
 """How many replies become values at a time: more of them would leave the processor's cache and occupy the collector."""
 _KEPT: Final = (bytes, datetime, date, Decimal)
 """Values that Arrow takes as they are."""
@@ -195,8 +194,10 @@ def _type_of(shape: Shape, name: str = "Value") -> Any:
             return dict[str, _type_of(inner, name)]  # type: ignore[misc]
     fields: list[Any] = []
     for at, (_, inner, *default) in enumerate(shape[1]):
-        given = [msgspec.field(default_factory=partial(_first, default))] if default else []
-        fields.append((f"f{at}", _type_of(inner, f"{name}_{at}"), *given))
+        kind = _type_of(inner, f"{name}_{at}")
+        values = [each if each is None else msgspec.convert(each, kind) for each in default]
+        given = [msgspec.field(default_factory=partial(_first, values))] if default else []
+        fields.append((f"f{at}", kind, *given))
     rename = {f"f{at}": sent for at, (sent, *_) in enumerate(shape[1])}  # which need not be valid in Python
     return msgspec.defstruct(name, fields, rename=rename, kw_only=True, gc=False)
 
@@ -218,17 +219,37 @@ class ValueColumns:
     shape: Shape
     column: pa.DataType
 
-    def __call__(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
-        """Return the arrays."""
-        slices = [self._columns(outcomes[at : at + SLICE_ROWS]) for at in range(0, len(outcomes) or 1, SLICE_ROWS)]
+    def __call__(self, outcomes: Sequence[Outcome], most: int = SLICE_ROWS) -> list[pa.Array]:
+        """Return the arrays, made of `most` rows at a time."""
+        slices = [self._columns(outcomes[at : at + most]) for at in range(0, len(outcomes) or 1, most)]
         return [pa.concat_arrays(each) for each in zip(*slices, strict=True)]
 
     def _columns(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
-        rows = list(map(self._read, outcomes))
+        decode = self._decode
+        values: list[Any] = []
+        others: dict[int, tuple[int | None, str | None]] = {}
+        for at, outcome in enumerate(outcomes):
+            if outcome is not None:
+                try:
+                    (reply,) = outcome  # type: ignore[misc]  # an error raises TypeError
+                    values.append(decode(reply))
+                    continue
+                except (msgspec.DecodeError, RecursionError, TypeError, ValueError):
+                    pass
+            values.append(None)
+            others[at] = self._without_value(outcome)
         try:
-            return self._arrays(rows)
-        except _ARROW_ERRORS:  # such as a number that is too large: find out which
-            return self._arrays(list(map(self._check, rows)))
+            replies = _array(values, ("optional", self.shape) if others else self.shape, self.column)
+        except (pa.ArrowException, OverflowError) as wrong:  # such as a number that is too large: find out which
+            if len(outcomes) > 1:
+                return self(outcomes, 1)
+            others[0] = int(Code.FAILED), f"the reply of service {self.name!r} does not fit: {wrong}"
+            replies = pa.nulls(1, self.column)
+        rows = len(values)
+        if not others:
+            return [replies, pa.repeat(pa.scalar(OK, pa.int32()), rows), pa.nulls(rows, pa.string())]
+        codes, errors = zip(*[others.get(at, (OK, None)) for at in range(rows)], strict=True)
+        return [replies, pa.array(codes, pa.int32()), pa.array(errors, pa.string())]
 
     @cached_property
     def _service(self) -> AnyService:
@@ -238,30 +259,48 @@ class ValueColumns:
     def _decode(self) -> Callable[[bytes], Any]:
         return bytes if self._service.reply.raw else msgspec.json.Decoder(self._service.reply.kind).decode
 
-    def _read(self, outcome: Outcome) -> Row:
+    def _without_value(self, outcome: Outcome) -> tuple[int | None, str | None]:
+        """Return code and error of a row that has no value: it was not sent, has failed, or its reply does not fit."""
         reply, code, error = answer(outcome, "binary")
-        if not isinstance(reply, bytes):
-            return None, code, error
-        try:
-            return self._decode(reply), OK, None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
         try:  # for an error that names the service; or the reply is empty, which is None
-            return self._service.decode_reply([reply]), OK, None
+            if isinstance(reply, bytes):
+                self._service.decode_reply([reply])
         except CodecError as wrong:
-            return None, int(Code.FAILED), str(wrong)
+            return int(Code.FAILED), str(wrong)
+        return code, error
 
-    def _check(self, row: Row) -> Row:
-        try:
-            self._arrays([row])
-        except _ARROW_ERRORS as wrong:
-            return None, int(Code.FAILED), f"the reply of service {self.name!r} does not fit: {wrong}"
-        return row
 
-    def _arrays(self, rows: Sequence[Row]) -> list[pa.Array]:
-        values = msgspec.to_builtins([value for value, _, _ in rows], builtin_types=_KEPT)
-        codes, errors = [code for _, code, _ in rows], [error for _, _, error in rows]
-        return [pa.array(values, self.column), pa.array(codes, pa.int32()), pa.array(errors, pa.string())]
+def _array(values: list[Any], shape: Shape, column: pa.DataType) -> pa.Array:
+    """Return values of this shape as an array, made field by field: Arrow takes several times as long row by row."""
+    if not values:
+        return pa.array([], column)
+    match shape:
+        case ("value", kind) | ("optional", ("value", kind)) if kind is not UUID:
+            return pa.array(values, column)
+        case "value", _:
+            return pa.array(list(map(str, values)), column)
+        case "optional", inner:
+            found = _array([each for each in values if each is not None], inner, column)
+            if len(found) == len(values):
+                return found
+            places = count()
+            return found.take(pa.array([None if each is None else next(places) for each in values], pa.int64()))
+        case "list", inner:
+            items = _array(list(chain.from_iterable(values)), inner, column.value_type)
+            return pa.ListArray.from_arrays(_offsets(values), items, column)
+        case "dict", inner:
+            keys = pa.array(list(chain.from_iterable(values)), column.key_type)
+            items = _array(list(chain.from_iterable(map(dict.values, values))), inner, column.item_type)
+            return pa.MapArray.from_arrays(_offsets(values), keys, items, column)
+    arrays = []
+    for each, (_, inner, *default), part in zip(zip(*map(astuple, values), strict=True), shape[1], column, strict=True):
+        lacking = default == [None] and inner[0] != "optional"
+        arrays.append(_array(list(each), ("optional", inner) if lacking else inner, part.type))
+    return pa.Array.from_buffers(column, len(values), [None], 0, children=arrays)
+
+
+def _offsets(values: list[Any]) -> pa.Array:
+    return pa.array(list(accumulate(map(len, values), initial=0)), pa.int32())
 
 
 # ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────

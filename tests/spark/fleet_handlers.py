@@ -85,9 +85,3 @@ def nap(request):
     """Take a moment."""
     time.sleep(0.2)
     return b"done"
-
-
-async def nap_async(request):
-    """The same, with asyncio."""
-    await asyncio.sleep(0.2)
-    return b"done"

@@ -71,11 +71,12 @@ def running_batch(
         jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}
     config = folder / "catalogue.toml"
     config.write_text(tables)
+    offer = Offer(catalogue.read(config), jobs)
     driver = Batch(
         BatchSettings(name, endpoint, prefix=prefix, concurrency=concurrency, keys=keys, **BEATS),
-        SessionPool(open_session or (lambda: spark), 2 * concurrency),
+        SessionPool(open_session or (lambda: spark), 2 * concurrency, offer.catalogue.settings),
         Results(str(folder / "results") if results else None, inline),
-        Offer(catalogue.read(config), jobs),
+        offer,
         load=lambda: Offer(catalogue.read(config), jobs),
         history=history,
     )
@@ -83,7 +84,7 @@ def running_batch(
         with driver:
             yield driver
     finally:
-        driver.cancel_all()
+        driver.running.cancel_all()
 
 
 def frames(*values):

@@ -73,8 +73,9 @@ class Drivers:
         with ExitStack() as stack:
             catalogue = {
                 "tables": [{"name": "people", "format": "parquet"}], "catalogs": ["lake"],
-                "jobs": [{"name": "older", "description": f"{MARKUP}\nmore", "parameters": [
-                    {"name": "than", "type": "int"}, {"name": "limit", "type": "int", "default": "10"}]}],
+                "jobs": [
+                    {"name": "older", "description": f"{MARKUP}\nmore", "parameters": "than: int, limit: int = 10"}
+                ],
             }  # fmt: skip
             operations = {"status": self._status, "cancel": self._cancel, "catalogue": lambda *_: catalogue}
             stack.enter_context(control_service("nightly", operations, broker=self.broker.endpoint))

@@ -3,29 +3,23 @@
 import json
 import os
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 
 import catalogue_jobs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.postgres import cluster
-from support.processes import free_endpoint, run
-from support.sparks import BEATS, LIMITS
+from support.processes import free_endpoint
+from support.sparks import LIMITS, running_batch
 
 from zmdp.clients import Client, ServiceError
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue
 from zmdp.spark.batch.check import checks
-from zmdp.spark.batch.offer import Offer
-from zmdp.spark.batch.results import Results
-from zmdp.spark.batch.service import Batch
-from zmdp.spark.batch.sessions import SessionPool
-from zmdp.spark.batch.settings import BatchSettings
+from zmdp.testing import running_broker
 
 JOBS = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
 JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")
@@ -39,19 +33,10 @@ DERBY = """
 class Running:
     """A batch with a catalogue in `folder`, and a client."""
 
-    def __init__(self, spark, at, folder, keys=None):
-        self.config = folder / "catalogue.toml"
-        self.config.touch()
-        self.driver = Batch(
-            BatchSettings("batch", at, concurrency=1, keys=keys, **BEATS), SessionPool(lambda: spark, 2),
-            Results(None), self._offer(), load=self._offer,
-        )  # fmt: skip
-        self.client = None
+    def __init__(self, spark, driver, client, config):
+        self.driver, self.client, self.config = driver, client, config
         self._jvm = spark._jvm
         self._context = spark.sparkContext
-
-    def _offer(self):
-        return Offer(catalogue.read(self.config), JOBS)
 
     def load(self, text):
         """Replace the catalogue."""
@@ -84,12 +69,13 @@ class Running:
 
 @pytest.fixture(scope="module")
 def batch(spark, tmp_path_factory):
-    from zmdp.testing import running_broker
-
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
-        made = Running(spark, server.endpoints[0], tmp_path_factory.mktemp("catalogue"))
-        with made.driver, Client(server.endpoints[0], timeout=SPARK_TIMEOUT_SECONDS, retries=0) as made.client:
-            yield made
+    folder = tmp_path_factory.mktemp("catalogue")
+    with (
+        running_broker(limits=LIMITS, drain_timeout=0.0) as server,
+        running_batch(spark, server.endpoints[0], folder, jobs=JOBS, concurrency=1, results=False) as driver,
+        Client(server.endpoints[0], timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client,
+    ):
+        yield Running(spark, driver, client, folder / "catalogue.toml")
 
 
 def parquet(path, **columns):
@@ -133,37 +119,36 @@ def test_new_files_are_seen_without_inferring_the_schema(batch, tmp_path):
     assert batch.job("count", name="t") == [3, 3, 3, 3]
 
 
-def test_a_changed_schema_is_read_again(batch, tmp_path):
-    parquet(tmp_path / "t" / "a.parquet", a=[1, 2])
-    batch.load(table("t", tmp_path / "t"))
-    assert batch.rows("SELECT * FROM t WHERE a = 1") == [(1,)]
-    parquet(tmp_path / "t" / "a.parquet", a=["x"], b=[True])
-    assert batch.rows("SELECT * FROM t") == [("x", True)]
+@pytest.mark.parametrize(
+    ("first", "second", "before", "after", "options"),
+    [
+        ({"a.parquet": {"a": [1]}}, {"a.parquet": {"a": ["x"]}}, [(1,)], [("x",)], "{}"),
+        ({"a.csv": "a\n1\n"}, {"b.csv": "a\nx\n"}, [(1,)], [("1",), ("x",)], "{ header = true, inferSchema = true }"),
+        ({"p=1/a.parquet": {"a": [1]}}, {"p=x/a.parquet": {"a": [2]}}, [(1, 1)], [(1, "1"), (2, "x")], "{}"),
+        (
+            {"a.parquet": {"a": [1]}},
+            {"b.parquet": {"b": [2]}},
+            [(1,)],
+            [(1, None), (None, 2)],
+            "{ mergeSchema = true }",
+        ),
+    ],
+    ids=["another schema", "any file of a format without one", "a partition", "merged schemas"],
+)
+def test_a_schema_is_inferred_again_when_its_files_change(batch, tmp_path, first, second, before, after, options):
+    def write(files):
+        for name, content in files.items():
+            if isinstance(content, str):
+                (tmp_path / "t").mkdir(exist_ok=True)
+                (tmp_path / "t" / name).write_text(content)
+            else:
+                parquet(tmp_path / "t" / name, **content)
 
-
-def test_every_file_of_a_format_without_a_schema_counts(batch, tmp_path):
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "a.csv").write_text("a\n1\n")
-    batch.load(table("t", tmp_path / "t", "csv", "{ header = true, inferSchema = true }"))
-    assert batch.rows("SELECT * FROM t") == [(1,)]
-    (tmp_path / "t" / "b.csv").write_text("a\nx\n")
-    assert sorted(batch.rows("SELECT * FROM t")) == [("1",), ("x",)]
-
-
-def test_a_new_partition_may_change_the_type_of_its_column(batch, tmp_path):
-    parquet(tmp_path / "t" / "p=1" / "a.parquet", a=[1])
-    batch.load(table("t", tmp_path / "t"))
-    assert batch.rows("SELECT a, p FROM t") == [(1, 1)]
-    parquet(tmp_path / "t" / "p=x" / "a.parquet", a=[2])
-    assert sorted(batch.rows("SELECT a, p FROM t")) == [(1, "1"), (2, "x")]
-
-
-def test_merged_schemas_depend_on_every_file(batch, tmp_path):
-    parquet(tmp_path / "t" / "a.parquet", a=[1])
-    batch.load(table("t", tmp_path / "t", options="{ mergeSchema = true }"))
-    assert batch.rows("SELECT * FROM t") == [(1,)]
-    parquet(tmp_path / "t" / "b.parquet", b=[2])
-    assert sorted(batch.rows("SELECT a, b FROM t"), key=str) == [(1, None), (None, 2)]
+    write(first)
+    batch.load(table("t", tmp_path / "t", "csv" if "a.csv" in first else "parquet", options))
+    assert batch.rows("SELECT * FROM t") == before
+    write(second)
+    assert sorted(batch.rows("SELECT * FROM t"), key=str) == after
 
 
 def test_files_that_vanish_and_come_back(batch, tmp_path):
@@ -287,15 +272,6 @@ def test_what_a_job_sets_and_registers_does_not_reach_later_requests(batch):
         assert batch.rows("SELECT current_timezone() AS zone") != [("+05:00",)]
 
 
-def test_a_job_does_not_change_the_catalog_of_later_requests(batch, two, three):
-    batch.load(two + three)
-    for _ in range(2):
-        assert batch.job("use", catalog="lake") == "lake"
-    for _ in range(2):
-        assert "TABLE_OR_VIEW_NOT_FOUND" in batch.refused("SELECT * FROM APP.T")
-        assert count_of(batch, "people") == 2
-
-
 # ── databases ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -399,13 +375,6 @@ def test_a_reload_infers_schemas_again_from_all_files(batch, tmp_path):
         control.ask(batch.client, "batch", "reload", table="nowhere")
 
 
-def test_a_reload_removes_tables(batch, three):
-    batch.load(three)
-    assert count_of(batch, "people") == 2
-    batch.load("")
-    assert "TABLE_OR_VIEW_NOT_FOUND" in batch.refused("SELECT * FROM people")
-
-
 def test_a_reload_changes_catalogs(batch, two):
     batch.load(two)
     for _ in range(2):  # both sessions use the catalogs
@@ -413,23 +382,6 @@ def test_a_reload_changes_catalogs(batch, two):
     batch.load(two.replace("memory:lake", "memory:other"))
     for _ in range(2):
         assert batch.rows("SELECT * FROM lake.APP.T") == [(1,)]
-
-
-def test_only_admins_reload(spark, tmp_path):
-    access = Folder(tmp_path)
-    with ExitStack() as stack:
-        at = stack.enter_context(access.broker(limits=LIMITS)).endpoints[0]
-        made = Running(spark, at, tmp_path, keys=access.keys("driver"))
-        stack.enter_context(made.driver)
-        made.config.write_text("[catalogs.a]\n[tables.b]\nformat = 'csv'\n")
-        refused = run("mdp-spark", "reload", "batch", "--broker", at, *access.options("shop"))
-        assert (refused.returncode, "role shop may not ask batch for 'reload'" in refused.stderr.decode()) == (6, True)
-        done = run("mdp-spark", "reload", "batch", "--broker", at, *access.options("operator"))
-        text = f"batch has reloaded its catalogue: 1 tables, 1 catalogs, {len(JOBS)} jobs\n"
-        assert (done.returncode, done.stderr.decode()) == (0, text)
-        made.config.write_text("x")
-        failed = run("mdp-spark", "reload", "batch", "--broker", at, *access.options("operator"))
-        assert (failed.returncode, "is not valid TOML" in failed.stderr.decode()) == (6, True)
 
 
 # ── checking ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -443,7 +395,7 @@ def test_checks(spark, two, three, tmp_path):
     found = {name: each for name, *each in checks(spark.newSession(), catalogue.read(file), jobs)}
     assert found["table people"] == [True, "a:bigint"]
     assert found["catalog lake"][0]
-    assert found["job use"] == [True, "takes catalog: str"]
+    assert found["job use"] == [True, "takes (catalog: str)"]
     failed = {name: text for name, (opened, text) in found.items() if not opened}
     assert failed.keys() == {"table missing", "table torn", "job none"}
     assert "PATH_NOT_FOUND" in failed["table missing"]

@@ -1,7 +1,6 @@
 """The catalogue of a batch whose sessions are on a Spark Connect server."""
 
 import json
-from contextlib import closing
 
 import catalogue_jobs
 import pyarrow as pa
@@ -9,15 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from support.connect import connected
 from support.fleets import SPARK_TIMEOUT_SECONDS
-from support.sparks import BEATS
+from support.sparks import running_batch
 
 from zmdp.clients import Client, ServiceError
-from zmdp.spark.batch import catalogue
-from zmdp.spark.batch.offer import Offer
-from zmdp.spark.batch.results import Results
-from zmdp.spark.batch.service import Batch
-from zmdp.spark.batch.sessions import SessionPool
-from zmdp.spark.batch.settings import BatchSettings
 from zmdp.spark.session import connect_session
 
 CATALOGUE = """
@@ -39,21 +32,16 @@ CATALOGUE = """
 def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
     (tmp_path / "people").mkdir()
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "people" / "a.parquet")
-    config = tmp_path / "catalogue.toml"
-    config.write_text(CATALOGUE)
     jobs = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
     with connected(tmp_path) as session:
         port = session.client._builder.endpoint.rpartition(":")[2]
         session.sql("CREATE TABLE managed AS SELECT 1 AS a")
 
-        def load():
-            return Offer(catalogue.read(config), jobs)
-
-        offer = load()
-        pool = SessionPool(lambda: connect_session(f"sc://127.0.0.1:{port}"), 2, offer.catalogue.settings)
-        settings = BatchSettings("batch", endpoint, concurrency=1, **BEATS)
-        driver = Batch(settings, pool, Results(None), offer, load=load)
-        with closing(pool), driver, Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client:
+        given = {"open_session": lambda: connect_session(f"sc://127.0.0.1:{port}"), "jobs": jobs, "concurrency": 1}
+        with (
+            running_batch(None, endpoint, tmp_path, tables=CATALOGUE, results=False, **given) as driver,
+            Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client,
+        ):
 
             def rows(sql):
                 return json.loads(client.request("spark.sql", sql.encode())[-1])
@@ -80,7 +68,7 @@ def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
                     rows(sql)
                 assert raised.value.code == 422
             assert rows("SELECT a FROM managed") == [{"a": 1}]  # the server decides
-            config.write_text("")
+            (tmp_path / "catalogue.toml").write_text("")
             driver.reload()
             with pytest.raises(ServiceError):
                 rows("SELECT a FROM lake.APP.T")

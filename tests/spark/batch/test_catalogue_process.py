@@ -32,7 +32,7 @@ def test_check_prints_a_line_for_each_and_exits_with_1_if_one_fails(tmp_path):
     first, second, third, *others = done.stdout.decode().splitlines()
     assert first == "ok       table people: name:string"
     assert second.startswith("failed   table missing: [PATH_NOT_FOUND]")
-    assert third == "ok       job one: takes n: int = 1"
+    assert third == "ok       job one: takes (n: int = 1)"
     assert all("job " in line for line in others)  # of installed packages
     assert (done.returncode, "Traceback" in done.stderr.decode()) == (1, False), done.stderr.decode()
 

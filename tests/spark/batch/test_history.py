@@ -69,9 +69,9 @@ def test_jobs_of_drivers_that_are_gone_are_lost(opened):
     records = opened()
     for job, driver, pid in (("a", "batch", 1), ("b", "dead", ended.pid), ("c", "alive", os.getppid())):
         records.begin(job, user="", service="sql", what="SELECT 1")
-        change = histories.sa.update(histories._JOBS).where(histories._JOBS.c.job == job).values(driver=driver, pid=pid)
-        with records._engine.begin() as connection:
-            connection.execute(change)
+        records._write(
+            "UPDATE jobs SET driver = :driver, pid = :pid WHERE job = :job", {"job": job, "driver": driver, "pid": pid}
+        )
     found = {row["job"]: (row["state"], row["code"], row["ended"]) for row in opened("batch").rows(NOBODY)}
     assert found == {"a": ("lost", 502, None), "b": ("lost", 502, None), "c": ("running", None, None)}
 

@@ -101,7 +101,7 @@ def test_a_result_that_is_too_large_for_a_reply(http, at):
         ("sql", "*/*", {"sql": "SELECT 1"}, 422, 'is a JSON object, {"query": "…", …}: '),
         ("job", "*/*", '{"job": ', 422, 'is a JSON object, {"job": "…", "arguments": {…}, …}: '),
         ("job", "*/*", {"job": "rows", "arguments": {"m": 2}}, 422, "job rows: "),
-        ("sql", "*/*", {"query": "SELECT 1", "limit": 2}, 422, "unknown key 'limit' in the settings"),
+        ("sql", "*/*", {"query": "SELECT 1", "limit": 2}, 422, "the settings: Object contains unknown field `limit`"),
         ("sql", "*/*", {"query": "SELECT x"}, 422, "`x`"),
     ],
 )  # fmt: skip

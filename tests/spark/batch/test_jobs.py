@@ -20,7 +20,6 @@ from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results, json_rows
 from zmdp.spark.batch.roles import Role
-from zmdp.spark.batch.tasks import stream
 
 
 def count(spark, path: str, top: int = 10, ratio: float = 0.5, names: list[str] | None = None):
@@ -100,21 +99,20 @@ def test_a_query(frames, asked):
         ([b"/*/" * 50_000], "not a query"),
         ([b"/**/" * 50_000], "not a query"),
         ([b"SELECTED"], "not a query"),
-        ([b"SELECT", b"["], "the settings must be a JSON object, not b'['"),
-        ([b"SELECT 1", b"[" * 100_000], "the settings must be a JSON object"),
-        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings must be a JSON object"),
-        ([b"SELECT 1", b"[]"], "the settings must be a JSON object"),
-        ([b"SELECT 1", b'{"colour": 1}'], "unknown key 'colour' in the settings; expected args, format, types"),
-        ([b"SELECT 1", b'{"format": "xml"}'], "format must be one of json, arrow"),
-        ([b"SELECT 1", b'{"format": []}'], "format must be one of json, arrow"),
-        ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
+        ([b"SELECT 1", b"[" * 100_000], "the settings: Expected `object`, got `array`"),
+        ([b"SELECT 1", b"{"], "the settings: "),
+        ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings: "),
+        ([b"SELECT ?", b'{"args": [%b]}' % (b"[" * 100_000)], "the settings: it is nested too deeply"),
+        ([b"SELECT 1", b'{"colour": 1}'], "the settings: Object contains unknown field `colour`"),
+        ([b"SELECT 1", b'{"format": "xml"}'], "the settings: Invalid enum value 'xml'"),
+        ([b"SELECT 1", b'{"args": 1}'], "the settings: Expected `object | array | null`, got `int` - at `$.args`"),
         ([b"SELECT ?", b'{"args": [1, [2, "a"]]}'], "parameter 2[] has values of the types bigint and string"),
-        ([b"SELECT ?", b'{"args": [NaN], "types": ["double"]}'], "not valid JSON"),
+        ([b"SELECT ?", b'{"args": [NaN], "types": ["double"]}'], "the settings: JSON is malformed"),
         ([b"SELECT 1", b'{"types": {"x": "date"}}'], "there are types, but no args"),
         ([b"SELECT ?", b'{"args": [1], "types": {"x": "date"}}'], "types must be an object if args are one"),
         ([b"SELECT ?", b'{"args": [1], "types": [null, "date"]}'], "a list that is as long as args"),
         ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"y": "date"}}'], "types has 'y', but args has not"),
-        ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"x": 1}}'], "the type of parameter x is 1; expected one of"),
+        ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"x": " "}}'], "the type of parameter x is ' '; expected one of"),
         ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"x": "date\', 1) --"}}'], "the type of parameter x is"),
     ],
 )
@@ -178,11 +176,8 @@ def test_a_job_described():
     def job(spark, path: str, top: "int" = 10, *more, **others: float):
         """Count."""
 
-    assert jobs.describe_job("job", job) == {
-        "name": "job", "description": "Count.",
-        "parameters": [{"name": "path", "type": "str"}, {"name": "top", "type": "int", "default": "10"},
-                       {"name": "*more", "type": ""}, {"name": "**others", "type": "float"}],
-    }  # fmt: skip
+    parameters = "path: str, top: int = 10, *more, **others: float"
+    assert jobs.describe_job("job", job) == {"name": "job", "description": "Count.", "parameters": parameters}
 
 
 @pytest.mark.parametrize(
@@ -238,18 +233,18 @@ def test_an_object_that_is_no_request(body):
     ("frames", "message"),
     [
         ([b"nope"], "no job named 'nope'; available jobs: count, free"),
-        ([b"count"], "missing a required argument: 'path'; its parameters are path: str, top: int = 10"),
+        ([b"count"], "missing a required argument: 'path'; its parameters are (path: str, top: int = 10"),
         (
             [b"count", b'{"path": "a", "colour": 1}'],
-            "got an unexpected keyword argument 'colour'; its parameters are path: str",
+            "got an unexpected keyword argument 'colour'; its parameters are (path: str",
         ),
-        ([b"count", b'{"path": 1}'], "path is 1; expected a string"),
-        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5; expected an integer"),
-        ([b"count", b'{"path": "a", "top": true}'], "top is True; expected an integer"),
-        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x'; expected a number"),
+        ([b"count", b'{"path": 1}'], "path is 1; expected str ($: expected str, got int)"),
+        ([b"count", b'{"path": "a", "top": 1.5}'], "top is 1.5; expected int ("),
+        ([b"count", b'{"path": "a", "top": true}'], "top is True; expected int ("),
+        ([b"count", b'{"path": "a", "ratio": "x"}'], "ratio is 'x'; expected float ("),
         ([b"count", b'{"path": "a", "names": [1]}'], "expected list[str] | None"),
-        ([b"count", b"3"], "the arguments must be a JSON object"),
-        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "unknown key 'args' in the settings"),
+        ([b"count", b"3"], "the arguments: Expected `object`, got `int`"),
+        ([b"count", b'{"path": "a"}', b'{"args": {}}'], "the settings: Object contains unknown field `args`"),
         ([b"count", b"", b"", b""], "one to three frames"),
     ],
 )
@@ -296,7 +291,7 @@ def test_arguments_get_the_types_of_the_annotations(value, hint, expected):
     [
         (1.5, int | str, "expected int | str ($: expected int | str, got float)"), ("c", Literal["a", "b"], "expected"),
         ("1", Annotated[int, "n"], "got str"), ({"a": "b"}, dict[str, int], "$[...]: expected int, got str"),
-        ([], dict, "expected an object"), (1, None, "got int"), (True, float, "expected a number"),
+        ([], dict, "expected dict ("), (1, None, "got int"), (True, float, "expected float ("),
         (1, date, "x is 1; expected datetime.date ($: expected date, got int)"),
         ("31.1.", date, "invalid RFC3339 encoded date"),
         ("x", Decimal, "expected decimal.Decimal"), ("x", UUID, "expected uuid.UUID"),
@@ -477,11 +472,6 @@ def test_invalid_catalogues(tmp_path, text, message):
     assert message in str(raised.value)
 
 
-def test_a_missing_catalogue(tmp_path):
-    with pytest.raises(SettingError, match="No such file"):
-        catalogue.read(tmp_path / "none.toml")
-
-
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -508,11 +498,6 @@ def test_rows_as_json():
         {"n": None, "f": "nan", "s": "", "b": None, "d": None, "t": None, "h": None, "c": None, "l": None, "o": None,
          "m": None, "z": None},
     ]  # fmt: skip
-
-
-def test_rows_as_arrow():
-    table = pa.table({"n": [1, 2]})
-    assert pa.ipc.open_stream(stream([table], table.schema)).read_all() == table
 
 
 def test_values(tmp_path):

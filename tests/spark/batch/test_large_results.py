@@ -2,7 +2,7 @@
 
 import json
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
-from support.processes import eventually, run
-from support.sparks import LIMITS, running_batch
+from support.processes import eventually
+from support.sparks import running_batch
 
 from zmdp.clients import Client, ServiceError
 from zmdp.spark.batch import fetching
@@ -136,12 +135,6 @@ def test_files_have_sparks_types(spark, results):
     assert (read.schema.simpleString(), read.orderBy("id").first()) == (table.schema.simpleString(), table.first())
 
 
-def test_columns_with_the_same_name_cannot_be_written(spark, results, tmp_path):
-    with pytest.raises(ServiceError, match="rename one with AS"):
-        collected(results, spark.sql("SELECT id, id AS ID FROM range(40000)"), "arrow")
-    assert not list(tmp_path.glob("results/*"))
-
-
 def test_a_query_that_fails_leaves_no_files(spark, results, tmp_path):
     table = spark.sql("SELECT id, if(id = 39999, raise_error('no'), 0) AS x FROM range(0, 40000, 1, 2)")
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
@@ -224,47 +217,17 @@ def test_fetching_in_every_format(client, command, at, tmp_path, monkeypatch):
     assert len(command("fetch", job, "--broker", at).stdout.splitlines()) == 40_000
 
 
-def test_fetching_a_value(client, command, at, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "MESSAGE_BYTES", 1000)
-    job = submitted(client, "spark.job", "value", json.dumps({"a": "ä" * 10_000}))["job"]
-    assert json.loads(command("fetch", job, "--broker", at).stdout)["given"] == {"a": "ä" * 10_000}
-
-
 def test_errors_of_fetch(client, command, at, tmp_path):
-    def failed(*arguments, code):
-        done = command("fetch", *arguments, "--broker", at)
-        assert done.returncode == code, done.stderr
-        return done.stderr.decode()
-
-    assert "no batch at the broker knows job 'nope'" in failed("nope", code=4)
-    small = submitted(client, "spark.sql", "SELECT 1 AS a")["job"]
-    assert "was small and sent with the reply" in failed(small, code=6)
-    assert "requires --output" in failed(small, "--format", "parquet", code=2)
     described = submitted(client, "spark.sql", "SELECT id, array(id) AS a FROM range(0, 40000, 1, 2)")
     output = tmp_path / "out"
-    assert "cannot be sent as csv" in failed(described["job"], "--format", "csv", "--output", str(output), code=6)
+    for options, code, message in (
+        (("nope",), 4, "no batch at the broker knows job 'nope'"),
+        ((described["job"], "--format", "parquet"), 2, "requires --output"),
+        ((described["job"], "--format", "csv", "--output", str(output)), 6, "cannot be sent as csv"),
+    ):
+        done = command("fetch", *options, "--broker", at)
+        assert (done.returncode, message in done.stderr.decode()) == (code, True), done.stderr
     assert not list(tmp_path.glob("out*"))
-    for file in Path(described["path"]).iterdir():
-        file.unlink()
-    Path(described["path"]).rmdir()
-    assert "has been deleted" in failed(described["job"], code=6)
-
-
-def test_only_its_owner_and_admins_fetch_a_result(spark, tmp_path):
-    access = Folder(tmp_path)
-    with ExitStack() as stack:
-        at = stack.enter_context(access.broker(limits=LIMITS)).endpoints[0]
-        stack.enter_context(running(spark, at, tmp_path, keys=access.keys("driver")))
-        shop = stack.enter_context(Client(at, timeout=SPARK_TIMEOUT_SECONDS, **access.settings("shop")))
-        job = submitted(shop, "spark.sql", LARGE)["job"]
-        for name, code in (("driver", 6), ("operator", 0), ("shop", 0)):
-            done = run("mdp-spark", "fetch", job, "--broker", at, *access.options(name))
-            assert done.returncode == code, (name, done.stderr)
-            assert len(done.stdout.splitlines()) == (0 if code else 40_000)
-            assert ("only shop or an admin can fetch" in done.stderr.decode()) == bool(code)
-        listed = run("mdp-spark", "status", "--history", "--broker", at, *access.options("driver")).stdout.decode()
-        assert f"{job}  " in listed
-        assert ("a job of shop" in listed, "range(" in listed) == (True, False)
 
 
 # ── tracebacks ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,12 +249,3 @@ def test_the_traceback_of_code_on_executors_reaches_the_log_and_the_author(clien
     lines = command("status", "--history", "--broker", at).stdout.decode()
     assert "failed" in lines
     assert "ValueError: the last task fails" in lines
-
-
-def test_jobs_of_an_earlier_driver_are_shown_and_can_be_fetched(spark, endpoint, tmp_path, in_this_process):
-    with running(spark, endpoint, tmp_path), Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS) as client:
-        job = submitted(client, "spark.sql", LARGE)["job"]
-    with running(spark, endpoint, tmp_path):
-        assert job in in_this_process("mdp-spark", "status", "--history", "--broker", endpoint).stdout.decode()
-        fetched = in_this_process("mdp-spark", "fetch", job, "--broker", endpoint)
-        assert len(fetched.stdout.splitlines()) == 40_000

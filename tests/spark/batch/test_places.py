@@ -54,16 +54,11 @@ def run(place, name, /, **arguments):
     ("name", "arguments", "expected"),
     [
         ("columns", {}, [{"n": 1}, {"n": 3}, {"n": 5}]),
-        ("grouped", {}, [{"odd": 1, "total": 4, "rank": 1}, {"odd": 0, "total": 2, "rank": 2}]),
         ("udf", {}, [{"n": 1}, {"n": 2}, {"n": 3}]),
-        ("decorated", {}, [{"n": 0}, {"n": 1}, {"n": 4}]),
         ("pandas_udf", {}, [{"n": 0}, {"n": -1}, {"n": -2}]),
-        ("frames", {}, [{"id": 0}, {"id": 10}, {"id": 20}]),
         ("sql", {"least": 2}, [{"a": 2}, {"a": 3}]),
         ("active", {}, [2, True]),
-        ("write", {"folder": "written"}, 3),
         ("stream", {"folder": "streamed"}, [{"total": 15}]),
-        ("yielding", {}, [{"id": 0}]),
     ],
 )
 def test_a_job(place, name, arguments, expected):
@@ -78,7 +73,6 @@ def test_a_job(place, name, arguments, expected):
         ("wrong_column", 422, "[UNRESOLVED_COLUMN.WITH_SUGGESTION] ", 'F.col("nothing")'),
         ("failing_function", 500, "ValueError: not 0", "raise ValueError"),
         ("failing_job", 500, "TypeError: unsupported operand type(s) for +", 'count() + Path("x")'),
-        ("wrong_argument", 500, "[NOT_", 'sample("half")'),
     ],
 )
 def test_a_job_that_fails(place, name, code, text, line):

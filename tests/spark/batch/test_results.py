@@ -125,12 +125,6 @@ def test_tables_of_pandas_and_arrow(jobs, name):
     assert result.to_arrow().to_pylist() == ARROW.to_pylist()
 
 
-def test_a_large_table_of_arrow_is_fetched(jobs):
-    result = jobs.run("table", name="large")
-    assert result.described["path"] is not None
-    assert result.to_arrow()["n"].to_pylist() == list(range(10_000))
-
-
 @pytest.mark.parametrize("name", ["arrow", "batch", "pandas"])
 def test_tables_in_streams(at, jobs, name):
     *tables, last = jobs.run("stream", name=name).yielded
@@ -201,10 +195,6 @@ def test_global_views_of_jobs_are_not_for_queries(client, jobs):
     ):
         with pytest.raises(ServiceError, match="queries may not read the catalog global_temp"):
             rows(client, sql)
-
-
-def test_a_comment_after_the_last_semicolon(client):
-    assert rows(client, "SELECT ';' AS a; -- that's; all\n") == [{"a": ";"}]
 
 
 def test_types_on_the_command_line(at):

@@ -11,17 +11,11 @@ from support.access import Folder
 from support.connect import connected
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import run
-from support.sparks import BEATS, LIMITS
+from support.sparks import LIMITS, running_batch
 
 from zmdp.clients import Client, ServiceError
 from zmdp.mdp.codes import Code
 from zmdp.spark import control
-from zmdp.spark.batch import catalogue
-from zmdp.spark.batch.offer import Offer
-from zmdp.spark.batch.results import Results
-from zmdp.spark.batch.service import Batch
-from zmdp.spark.batch.sessions import SessionPool
-from zmdp.spark.batch.settings import BatchSettings
 from zmdp.spark.session import connect_session
 
 pytestmark = pytest.mark.long
@@ -74,11 +68,9 @@ class Callers:
         for name in ("people", "salaries"):
             (folder / name).mkdir()
             pq.write_table(pa.table({"a": [1, 2]}), folder / name / "a.parquet")
-        (folder / "catalogue.toml").write_text(CATALOGUE)
-        offer = Offer(catalogue.read(folder / "catalogue.toml"), JOBS)
-        settings = BatchSettings("batch", self.at, concurrency=1, keys=self.access.keys("driver"), **BEATS)
-        pool = SessionPool(open_session, 2, offer.catalogue.settings)
-        stack.enter_context(Batch(settings, pool, Results(None), offer))
+        given = {"jobs": JOBS, "concurrency": 1, "results": False, "keys": self.access.keys("driver")}
+        batch = running_batch(None, self.at, folder, tables=CATALOGUE, open_session=open_session, **given)
+        stack.enter_context(batch)
         self._clients = {
             name: stack.enter_context(
                 Client(self.at, timeout=SPARK_TIMEOUT_SECONDS, retries=0, **self.access.settings(name))

@@ -15,38 +15,12 @@ def test_each_request_is_a_row(db, read):
     requests.check(rows)
 
 
-def test_an_empty_table(read):
-    assert read().collect() == []
-    assert read().schema == SCHEMA
-
-
 def test_missing_tables_are_reported_with_the_command_that_creates_them(spark, tmp_path):
     path = tmp_path / "empty.db"
     path.touch()
     with pytest.raises(Exception, match="SchemaError") as refused:
         spark.read.format("titanic").option("db", str(path)).load().collect()
     assert f"has no tables yet: run `titanic db upgrade --db sqlite:///{path}`" in str(refused.value)
-
-
-def test_options_select_rows(db, read):
-    for service in ("one", "two", "three"):
-        db.add(service)
-        db.done(service, code=500 if service == "three" else None)
-    assert (
-        sorted(row.service for row in read("service string", service="one, two").collect()) == ["one"] * 2 + ["two"] * 2
-    )
-    assert [row.service for row in read("service string", state="failed").collect()] == ["three"]
-    both = read("service string", state="done,failed", service="three,two").collect()
-    assert sorted(row.service for row in both) == ["three", "two"]
-
-
-def test_a_large_table_is_read_in_partitions(db, read):
-    uuids = [db.add() for _ in range(3)]
-    db.run("UPDATE titanic_requests SET id = 50000 WHERE id = 2")
-    db.run("UPDATE titanic_requests SET id = 100000 WHERE id = 3")
-    frame = read("uuid string, id long", partitions="4")
-    assert frame.rdd.getNumPartitions() == 4
-    assert {row.uuid for row in frame.collect()} == set(uuids)
 
 
 def test_a_second_query_reads_new_rows(spark, db, read):

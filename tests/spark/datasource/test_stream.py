@@ -42,12 +42,3 @@ def test_a_restarted_stream_continues_and_repeats_its_last_batch(db, run, tmp_pa
     assert again[number] == [6]
     again |= run()  # PySpark before 4.2 ends after the batch that it had begun
     assert [id_ for each in sorted(again) for id_ in again[each]] == [6, 7]
-
-
-def test_errors_of_a_stream_say_what_to_do(spark, tmp_path):
-    stream = (
-        spark.readStream.format("titanic").option("db", str(tmp_path / "nowhere.db")).load()
-        .writeStream.format("memory").queryName("nothing")
-    )  # fmt: skip
-    with pytest.raises(Exception, match=r"there is no database .*nowhere.db"):
-        finish(stream)

@@ -8,7 +8,6 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from pyspark import TaskContext
 from support.databases import check_columns
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually
@@ -41,62 +40,12 @@ def test_columns_become_requests(spark, db, write):
     check_columns(db, AT, before)
 
 
-def test_overwriting_is_refused(spark, db, write):
-    db.add()
-    with pytest.raises(Exception, match="titanic only adds requests"):
-        rows(spark, 1).write.format("titanic").option("db", db.url).option("service", "s").mode("overwrite").save()
-    assert db.count() == 1
-
-
 def rows(spark, count, partitions=2):
     return spark.range(count, numPartitions=partitions).selectExpr("string(id) AS request")
 
 
 def bodies(db):
     return sorted(int(unpack(row.body)[0]) for row in db.requests())
-
-
-@pytest.fixture
-def failing(spark, tmp_path):
-    """`failing(count)`: rows whose tasks first fail after much has been staged."""
-
-    def made(count):
-        marks = tmp_path / "marks"
-        marks.mkdir()
-
-        def fail_once(batches):
-            task = TaskContext.get().partitionId()
-            for number, batch in enumerate(batches):
-                yield batch
-                if number == 3 and not (marks / str(task)).exists():
-                    (marks / str(task)).touch()
-                    raise RuntimeError("in the middle of it")
-
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
-        return rows(spark, count).mapInArrow(fail_once, "request string")
-
-    yield made
-    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-
-
-def test_failing_tasks_write_nothing_twice(failing, db, write):
-    write(failing(30_000), service="s")
-    assert bodies(db) == list(range(30_000))
-    assert db.left_over == (0, 0)
-
-
-def test_a_repeated_job_is_skipped(spark, db, write):
-    write(rows(spark, 10), service="s", job="nightly")
-    write(rows(spark, 20), service="s", job="nightly")
-    assert bodies(db) == list(range(10))
-    write(rows(spark, 1), service="s", job="another")
-    write(rows(spark, 1), service="s")
-    write(rows(spark, 1), service="s")
-    assert bodies(db) == [0, 0, 0, *range(10)]
-    assert db.left_over == (0, 0)
-    assert db.run("SELECT kind, name, requests FROM titanic_written ORDER BY name") == [
-        ("job", "another", 1), ("job", "nightly", 10),
-    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -138,24 +87,6 @@ def test_a_repeated_micro_batch_is_skipped(db, stream, folder, tmp_path, options
     assert db.left_over == (0, 0)
     ((kind, batch),) = db.run("SELECT kind, batch FROM titanic_written")
     assert (kind, batch) == ("sink", 3)
-
-
-def test_two_streams_are_independent(db, stream, folder):
-    stream(folder("one", 1, 2), "first")
-    stream(folder("two", 3), "second")
-    stream(folder("one", 5), "first")
-    stream(folder("two", 4), "second")
-    assert bodies(db) == [1, 2, 3, 4, 5]
-    assert db.count("titanic_written") == 2
-
-
-@only_sqlite
-def test_a_sink_with_a_new_checkpoint_is_refused(db, stream, folder):
-    stream(folder("lines", 1), "first", sink="lines")
-    with pytest.raises(Exception, match="another stream has written to the sink 'lines'"):
-        stream(folder("others", 2), "second", sink="lines")
-    assert bodies(db) == [1]
-    assert db.left_over == (0, 0)
 
 
 DRIVER = """

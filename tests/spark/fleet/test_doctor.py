@@ -1,7 +1,9 @@
 """The checks of `mdp-spark doctor`, each of whose failures says what to do."""
 
 import json
+import re
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from zmdp.mdp.extras import install_command
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
 from zmdp.spark.fleet.cluster import Cluster
-from zmdp.spark.fleet.doctor import SUPPORTED_VERSIONS, Doctor
+from zmdp.spark.fleet.doctor import SUPPORTED_VERSIONS, CheckFailed, Doctor
 from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -52,34 +54,31 @@ def test_all_checks_pass(spark, endpoint):
 
 
 @pytest.mark.long
-def test_without_a_broker_dependent_checks_are_skipped(spark):
-    checks = list(Doctor(Shared(spark), NOWHERE).checks())
-    assert "nothing is listening there" in failed(checks).found
-    assert states(checks)["executors reach the broker"] == "skipped"
-    assert states(checks)["cores"] == "ok"
+@pytest.mark.parametrize(
+    ("given", "name", "found", "advice"),
+    [
+        ({"broker": NOWHERE}, "broker", "nothing is listening there", "start mdp-broker"),
+        ({"executors_broker": NOWHERE}, "executors reach the broker", "nothing is listening there",
+         "--broker-from-executors"),
+        ({"reserve": 2}, "cores", "2, of which 2 are reserved for other jobs: too few for 1 slots", "--reserve 0"),
+    ],
+)  # fmt: skip
+def test_one_check_fails(spark, endpoint, given, name, found, advice):
+    checks = list(Doctor(Shared(spark), **{"broker": endpoint, **given}).checks())
+    bad = failed(checks)
+    assert (bad.name, found in bad.found, advice in bad.advice) == (name, True, True), bad
+    assert (states(checks)["executors reach the broker"] == "skipped") == (name == "broker")
 
 
-@pytest.mark.long
-def test_executors_that_cannot_reach_the_broker(spark, endpoint):
-    bad = failed(Doctor(Shared(spark), endpoint, executors_broker=NOWHERE).checks())
-    assert bad.name == "executors reach the broker"
-    assert "nothing is listening there" in bad.found
-    assert "--broker-from-executors" in bad.advice
-
-
-@pytest.mark.long
-def test_too_few_cores(spark, endpoint):
-    bad = failed(Doctor(Shared(spark), endpoint, reserve=2).checks())
-    assert (bad.name, bad.found) == ("cores", "2, of which 2 are reserved for other jobs: too few for 1 slots")
-    assert "--reserve 0" in bad.advice
-
-
-@pytest.mark.parametrize(("minimum", "state"), [(1, "ok"), (2, "failed")])
-def test_slots_of_several_cores(minimum, state):
+@pytest.mark.parametrize(("minimum", "wrong"), [(1, False), (2, True)])
+def test_slots_of_several_cores(minimum, wrong):
     context = SimpleNamespace(master="local-cluster[2,2,1024]", getConf=lambda: {"spark.task.cpus": "2"})
-    found = Doctor(Cluster(), "tcp://127.0.0.1:5555", minimum=minimum)._cores(SimpleNamespace(sparkContext=context))
-    assert found.state == state
-    assert ("too few for 2 slots of 2 cores (spark.task.cpus)" in found.found) == (state == "failed")
+    with (
+        pytest.raises(CheckFailed, match=r"too few for 2 slots of 2 cores \(spark.task.cpus\)")
+        if wrong
+        else nullcontext()
+    ):
+        Doctor(Cluster(), "tcp://127.0.0.1:5555", minimum=minimum).cores(context)
 
 
 @pytest.mark.long
@@ -133,14 +132,11 @@ def test_without_java_spark_is_not_started(endpoint, monkeypatch, version, found
     assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[8:]
 
 
-@pytest.mark.parametrize(
-    ("version", "state"), [("3.9.9", "failed"), ("4.0.0", "ok"), ("4.3.7", "ok"), ("4.4.0", "failed")]
-)
-def test_unsupported_versions(monkeypatch, version, state):
+@pytest.mark.parametrize(("version", "wrong"), [("3.9.9", True), ("4.0.0", False), ("4.3.7", False), ("4.4.0", True)])
+def test_unsupported_versions(monkeypatch, version, wrong):
     monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
-    found = doctor._library("pyspark")
-    assert (found.state, found.found) == (state, version)
-    assert (install_command("spark") in found.advice) == (state == "failed")
+    with pytest.raises(CheckFailed, match=re.escape(version)) if wrong else nullcontext():
+        assert doctor.library("pyspark") == version
 
 
 def test_a_missing_library(monkeypatch):
@@ -148,7 +144,9 @@ def test_a_missing_library(monkeypatch):
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert doctor._library("pandas").advice == f"install 2.2 or newer, below 3: {install_command('spark')}"
+    with pytest.raises(CheckFailed) as raised:
+        doctor.library("pandas")
+    assert raised.value.advice == f"install 2.2 or newer, below 3: {install_command('spark')}"
 
 
 def test_supported_versions_match_the_project():
@@ -178,10 +176,3 @@ def test_commands_with_invalid_settings(command):
     assert done.returncode == 2
     told = "\n\nError: Invalid value for '--conf': 'x=1': expected a Spark setting, spark.NAME=VALUE\n"
     assert done.stderr.decode().endswith(told)
-
-
-@pytest.mark.usefixtures("java")
-def test_an_invalid_master(endpoint):
-    package("pyspark")
-    bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
-    assert bad.found.startswith("'nonsense' is not a Spark master")

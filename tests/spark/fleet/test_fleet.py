@@ -10,14 +10,13 @@ from collections import defaultdict
 import pytest
 from support.fleets import SPARK_TIMEOUT_SECONDS, Calls
 from support.processes import eventually
-from support.sparks import BEATS, HERE, Shared, busy, running_fleet
+from support.sparks import HERE, Shared, busy, running_fleet
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark import control
 from zmdp.spark.fleet.driver import Fleet
 from zmdp.spark.fleet.settings import FleetSettings
-from zmdp.workers import Worker
 
 pytestmark = pytest.mark.long
 
@@ -96,16 +95,6 @@ def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, clie
         assert [slot["state"] for slot in result["slots"]] in (["waiting"], ["starting"])
 
 
-def test_draining_finishes_running_requests(spark, endpoint, client, tmp_path):
-    with running_fleet(spark, endpoint, handler="fleet_handlers:wait", service="wait", lease=0.2) as fleet:
-        reply = client.submit("wait", str(tmp_path).encode())
-        eventually(lambda: list(tmp_path.glob("began-*")), SPARK_TIMEOUT_SECONDS)
-        fleet.drain()
-        eventually(lambda: not client.available("wait"), SPARK_TIMEOUT_SECONDS)
-        (tmp_path / "go").touch()
-    assert int(reply.result()[0])
-
-
 def test_an_empty_fleet_scales_up_for_a_request(spark, endpoint, client):
     with running_fleet(spark, endpoint, minimum=0, idle=0.5) as fleet:
         eventually(lambda: fleet._slots.load, SPARK_TIMEOUT_SECONDS)
@@ -176,25 +165,6 @@ def test_a_fleet_that_cannot_serve_replaces_nothing(spark, endpoint, client, log
             assert control.ask(client, "test.next", "drain")["draining"] is True
         assert not old.ending
         assert client.request("pid")
-
-
-def test_a_fleet_that_died_is_replaced(spark, endpoint, client, monkeypatch):
-    """The predecessor has answered once, and is gone when it should drain."""
-    monkeypatch.setattr("zmdp.spark.fleet.predecessor.LOST_SECONDS", 0.0)
-    with Worker(f"{control.SPARK}test", lambda request: b'{"kind": "fleet", "service": "pid", "wanted": 1}',
-                broker=endpoint, **BEATS) as predecessor:  # fmt: skip
-        announced(client, "test")
-        given = {"heartbeat": 0.2, "liveness": 15}  # how long it waits for the predecessor to come back
-        with running_fleet(spark, endpoint, replace=True, **given) as new:
-            predecessor.stop()
-            predecessor.wait()
-            eventually(lambda: new.status()["name"] == "test", SPARK_TIMEOUT_SECONDS)
-
-
-def test_without_a_predecessor_a_fleet_starts_as_always(spark, endpoint, client):
-    with running_fleet(spark, endpoint, replace=True) as fleet:
-        assert client.request("pid")
-        assert fleet.status()["name"] == "test"
 
 
 def test_a_fleet_that_cannot_be_replaced(spark, endpoint, client):

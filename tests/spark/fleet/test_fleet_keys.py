@@ -83,15 +83,3 @@ def test_an_executor_whose_key_is_refused_says_so(folder, endpoint):
     found = run(*command(folder, endpoint, "doctor", *arguments), timeout=SPARK_TIMEOUT_SECONDS)
     checks = {row["name"]: row["state"] for row in map(json.loads, found.stdout.splitlines())}
     assert (checks["broker"], checks["executors reach the broker"]) == ("ok", "ok"), found
-
-
-def test_a_batch(folder, endpoint):
-    with process(*command(folder, endpoint, "batch", "--name", "b", "--master", "local[2]", *SMALL, *QUICK),
-                 cwd=folder.path) as running:  # fmt: skip
-        running.line("serving spark.sql and spark.job", timeout=SPARK_TIMEOUT_SECONDS)
-        submit = command(folder, endpoint, "submit", "sql", "SELECT 1 AS one", role="shop")
-        result = eventually(lambda: (done := run(*submit)).returncode == 0 and done, SPARK_TIMEOUT_SECONDS)
-        assert json.loads(result.stdout) == {"one": 1}
-        assert run(*command(folder, endpoint, "cancel", "unknown")).returncode == 4
-        assert run(*command(folder, endpoint, "drain", "b", role="operator")).returncode == 0
-        assert running.wait() == 0

@@ -3,9 +3,9 @@
 import signal
 
 import pytest
-from support.fleets import HERE, LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of, kill
-from support.processes import alive, broker, eventually, process
-from support.sparks import QUICK
+from support.fleets import LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of, kill
+from support.processes import alive, broker, eventually
+from support.sparks import QUICK, busy
 
 from zmdp.spark import control
 
@@ -60,26 +60,13 @@ def test_renewed_leases_and_draining_lose_no_call():
 
 
 @pytest.mark.long
-def test_a_second_signal_exits_immediately():
-    with broker(*QUICK) as (_, endpoint):
-        with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
-            (slot,) = running.serving(1)
-            running.client.submit("slow", b"3600")
-            eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
-            running.command.send_signal(signal.SIGTERM)
-            running.command.line("interrupt again to exit immediately")
-            assert running.command.end() == 1
-            eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("told", ["by a signal", "by a command"])
 def test_a_fleet_ends_although_a_handler_does_not(told):
     with broker(*QUICK) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER, "--drain-timeout", "0.5") as running:
             (slot,) = running.serving(1)
             running.client.submit("slow", b"3600")
-            eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
+            eventually(lambda: busy(running.client, "slow"), SPARK_TIMEOUT_SECONDS)
             if told == "by a signal":
                 running.command.send_signal(signal.SIGTERM)
                 running.command.line("finishing running requests, within 0.5 s; interrupt again to exit immediately")
@@ -100,41 +87,6 @@ def test_a_stuck_handler_is_replaced_with_its_process():
             running.replaced(slot, "pid")
             assert running.client.request("slow", b"0")
             stuck.cancel()
-
-
-STOPPED = """
-import logging, sys, threading, time
-from zmdp.clients import Client
-from zmdp.spark.fleet.cluster import Cluster
-from zmdp.spark.fleet.driver import Fleet
-from zmdp.spark.fleet.settings import FleetSettings
-
-logging.basicConfig(level="INFO", stream=sys.stderr)
-settings = FleetSettings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
-fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
-
-def stop():
-    with Client(sys.argv[1], timeout=240, retries=0) as client:
-        client.request("pid")
-        fleet._application.context._jsc.sc().stop()
-        while fleet.status()["failures"] == 0:
-            time.sleep(0.01)
-        client.request("pid")
-        fleet.drain()
-
-fleet.run(threading.Thread(target=stop).start)
-print("ended in order", flush=True)
-"""
-
-
-@pytest.mark.long
-def test_a_lost_session_is_reopened():
-    with broker(*QUICK) as (_, endpoint):
-        with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
-            running.line("the Spark session on local[2] has ended; opening another", timeout=SPARK_TIMEOUT_SECONDS)
-            running.line("opened a new session on local[2]", timeout=SPARK_TIMEOUT_SECONDS)
-            running.line("ended in order", "stdout", timeout=SPARK_TIMEOUT_SECONDS)
-            assert running.wait() == 0
 
 
 @pytest.mark.long

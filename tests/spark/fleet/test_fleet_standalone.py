@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 from support import environment
 from support.fleets import HERE, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of
-from support.processes import alive, broker, eventually, process
+from support.processes import alive, broker, eventually
 from support.sparks import QUICK
 from support.standalone import standalone
 
@@ -80,40 +80,6 @@ def test_a_missing_python_of_an_archive_is_reported(cluster, endpoint, tmp_path)
         assert running.command.end() == 0
 
 
-def test_two_fleets_on_three_cores(cluster, endpoint, tmp_path):
-    """A standalone cluster gives all its cores to the first application that does not limit itself."""
-    one = fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--max", "1"), cwd=tmp_path)
-    other = fleet(endpoint, "fleet_handlers:nap", "nap", *on(cluster, "--max", "1"), cwd=tmp_path)
-    with one as first, other as second:
-        assert first.client.request("pid")
-        assert second.client.request("nap")
-        assert page(cluster)["coresused"] == 3
-
-
-def test_the_slots_are_bounded_by_the_cores_of_executors(cluster, endpoint, tmp_path):
-    options = on(cluster, "--min", "1", "--conf", "spark.default.parallelism=100")
-    with fleet(endpoint, "fleet_handlers:pid", "pid", *options, cwd=tmp_path) as running:
-        running.serving(1)
-        eventually(lambda: running.status()["max"] == 2, SPARK_TIMEOUT_SECONDS)
-        assert running.command.end() == 0
-
-
-def test_a_fleet_is_replaced_beside_the_old_one(cluster, endpoint, tmp_path):
-    one = ("--max", "1", "--lease", "1h")  # between two leases, a single slot has no worker
-    with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, *one), cwd=tmp_path) as old:
-        old.serving(1)
-        with Calls(endpoint, "pid", wait=False) as calls:  # a call made while there is no worker fails
-            options = on(cluster, *one, "--replace")
-            with fleet(endpoint, "fleet_handlers:version", "pid", *options, cwd=tmp_path) as new:
-                new.command.line("replaced the previous fleet fleet-pid", timeout=SPARK_TIMEOUT_SECONDS)
-                assert old.command.wait() == 0
-                assert new.client.request("pid") == [b"new"]
-                calls.go_on()
-                assert calls.failed == []
-                calls.stop()
-                assert new.command.end() == 0
-
-
 def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):
     with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--min", "2"), cwd=tmp_path) as running:
         slots = running.serving(2)
@@ -121,21 +87,3 @@ def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):
         running.command.kill()
         eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
         eventually(lambda: not running.client.available("pid"), SPARK_TIMEOUT_SECONDS)
-
-
-PATIENT = f"""
-from zmdp.spark import cli
-from zmdp.spark.fleet import doctor
-
-doctor.BROKER_TIMEOUT_SECONDS = doctor.EXECUTOR_TIMEOUT_SECONDS = {SPARK_TIMEOUT_SECONDS}
-cli.main()
-"""
-"""`mdp-spark`, whose doctor waits for executors as long as they take to start on a busy machine."""
-
-
-def test_doctor_on_a_cluster(cluster, endpoint, tmp_path):
-    options = ("--master", cluster.url, "--broker", endpoint, *MEMORY)
-    with process("python", "-c", PATIENT, "doctor", *options, cwd=tmp_path) as running:
-        running.line("ok       executors reach the broker", "stdout", timeout=2 * SPARK_TIMEOUT_SECONDS)
-        running.line("ok       cores", "stdout", timeout=SPARK_TIMEOUT_SECONDS)
-        assert running.wait() == 0

@@ -3,7 +3,6 @@
 The rules for rows are tested in tests/clients/rows, those of both functions in test_arguments.py and test_function.py.
 """
 
-import threading
 from collections import Counter
 from contextlib import contextmanager
 
@@ -16,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
-from support.processes import eventually, process
-from support.sparks import BEATS, LIMITS, QUICK
+from support.processes import eventually
+from support.sparks import BEATS, LIMITS
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError
@@ -64,19 +63,6 @@ def titanic(endpoint, tmp_path):
 
 
 # ── rows and columns ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("window", [1, 64, None])
-def test_each_row_has_its_reply(spark, endpoint, up, window):
-    replies = call_service(texts(spark, 1000), "up", input="text", broker=endpoint, window=window)
-    assert replies.columns == ["id", "text", "reply", "reply_code", "reply_error"]
-    assert [tuple(row) for row in replies.collect()] == [(n, f"row {n}", f"ROW {n}", 200, None) for n in range(1000)]
-    assert set(up.counts.values()) == {1}
-
-
-def test_without_rows(spark, endpoint):
-    df = texts(spark, 10).where("id < 0")
-    assert call_service(df, "nobody", input="text", broker=endpoint).collect() == []
 
 
 def test_all_types_pass_through(spark, endpoint, up):
@@ -163,23 +149,6 @@ def test_expressions_can_be_sent(spark, endpoint, up):
         call_service(texts(spark, 1), "up", input=F.col("nope"), broker=endpoint)
 
 
-def test_all_frames_of_a_reply(spark, endpoint):
-    def handler(request):
-        yield b"part"
-        return [request[0], b"\xff"]
-
-    with working(endpoint, handler):
-        (row,) = call_service(texts(spark, 1), "up", input="text", broker=endpoint, result="frames").collect()
-    assert row.reply == [b"part", b"row 0", b"\xff"]
-
-
-def test_calls_in_a_chain(spark, endpoint, up):
-    first = call_service(texts(spark, 10), "up", input="text", broker=endpoint)
-    with working(endpoint, lambda request: [frame[::-1] for frame in request], "reverse"):
-        both = call_service(first, "reverse", input="reply", output="reversed", broker=endpoint)
-        assert [(row.reply, row.reversed) for row in both.collect()] == [(f"ROW {n}", f"{n} WOR") for n in range(10)]
-
-
 # ── Arrow ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -216,50 +185,7 @@ def test_arrow_in_and_out(spark, endpoint):
     assert max(sizes) == 100
 
 
-def test_one_column_as_arrow(spark, endpoint):
-    def lengths(table):
-        return pa.table({"length": pc.utf8_length(table["text"])})
-
-    with Worker("lengths", lengths, broker=endpoint, codec="arrow", **BEATS):
-        df = spark.sql("SELECT if(id = 3, NULL, repeat('x', int(id))) AS text FROM range(5000)")
-        replies = call_service(df, "lengths", input="text", codec="arrow", result="double", broker=endpoint)
-        rows = [tuple(row)[1:] for row in replies.collect()]
-        strange = call_service(df, "lengths", input="text", codec="arrow", result="array<int>", broker=endpoint)
-        first = strange.first()
-    assert rows == [(None if n == 3 else float(n), 200, None) for n in range(5000)]
-    assert (first.reply_code, "the reply cannot be used" in first.reply_error) == (500, True)
-
-
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_failed_rows_can_be_retried(spark, endpoint):
-    """As docs/spark/pipeline.md shows."""
-    with working(endpoint, Handled()) as handled:
-        first = call_service(texts(spark, 20), "up", input=F.expr("if(id < 5, NULL, text)"), broker=endpoint)
-        failed = first.where("reply_code IS DISTINCT FROM 200").select("id", "text")
-        again = call_service(failed, "up", input="text", broker=endpoint)
-        whole = first.where("reply_code = 200").unionByName(again)
-        assert sorted(row.reply for row in whole.collect()) == sorted(f"ROW {n}" for n in range(20))
-    assert set(handled.counts.values()) == {1, 2}  # twice: without a key each plan calls again
-
-
-def test_a_worker_is_killed(spark):
-    """Its requests go to the other worker."""
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
-        at = server.endpoints[0]
-        started = [process("mdworker", "zmdp.workers.sleep:worker", *QUICK, MDP_BROKER=at) for _ in range(2)]
-        with started[0] as first, started[1]:
-            eventually(lambda: len(server.broker.directory.workers) == 2)
-            df = spark.range(0, 100, 1, 2).selectExpr("'50' AS milliseconds")
-            replies = call_service(df, "sleep", input="milliseconds", broker=at)
-            found = []
-            job = threading.Thread(target=lambda: found.extend(replies.collect()))
-            job.start()
-            eventually(lambda: server.broker.stats.replies > 20)
-            first.kill()
-            job.join()
-    assert [row.reply_code for row in found] == [200] * 100
 
 
 @pytest.mark.parametrize(
@@ -306,27 +232,9 @@ def test_limit_stops_calling_early(spark):
         assert sum(handled.counts.values()) < 20_000
 
 
-def test_without_a_key_each_run_repeats_the_calls(spark, endpoint, up):
-    """This is why keys exist."""
-    replies = call_service(texts(spark, 50), "up", input="text", broker=endpoint)
-    assert replies.count() == 50
-    assert len(replies.collect()) == 50
-    assert set(up.counts.values()) == {2}
-
-
 def with_keys(df, endpoint, **given):
     keys = df.withColumn("key", F.concat(F.lit("run-1/"), "id"))
     return call_service(keys, "up", input="text", key="key", broker=endpoint, **given)
-
-
-@pytest.mark.usefixtures("titanic")
-def test_with_a_key_each_row_is_executed_once(spark, endpoint, up):
-    replies = with_keys(texts(spark, 200), endpoint)
-    assert replies.count() == 200
-    rows = replies.orderBy("reply").collect()  # which samples first: Spark runs it twice by itself
-    assert sorted(row.reply for row in rows) == sorted(f"ROW {n}" for n in range(200))
-    assert {tuple(row) for row in replies.collect()} == {tuple(row) for row in rows}
-    assert up.counts == Counter(f"row {n}" for n in range(200))
 
 
 @pytest.mark.usefixtures("titanic")
@@ -360,22 +268,6 @@ def sql(spark, endpoint):
     texts(spark, 100).createOrReplaceTempView("texts")
     yield spark.sql
     spark.catalog.dropTempView("texts")
-
-
-@pytest.mark.usefixtures("titanic")
-def test_the_function_with_a_key(sql, up):
-    query = "SELECT call_service('up', text, if(id = 5, NULL, concat('f/', id))) AS r FROM texts WHERE id < 10"
-    rows = [sql(query).collect() for _ in range(2)]
-    assert rows[0] == rows[1]
-    assert [row.r.code for row in rows[0]] == [400 if n == 5 else 200 for n in range(10)]
-    assert set(up.counts.values()) == {1}
-
-
-def test_a_second_function_for_binary_replies(spark, endpoint):
-    register_function(spark, "call_echo", broker=endpoint, result="binary")
-    with working(endpoint, list, "echo"):
-        (row,) = spark.sql("SELECT call_echo('echo', X'00FF') AS r").collect()
-    assert row.r.reply == b"\x00\xff"
 
 
 def test_invalid_types_in_the_query(sql):

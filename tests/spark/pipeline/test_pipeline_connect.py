@@ -22,15 +22,6 @@ def up(endpoint):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("up")
-def test_rows_get_their_replies(tmp_path, endpoint):
-    with connected(tmp_path) as session:
-        df = session.range(100).selectExpr("id", "concat('row ', id) AS text")
-        replies = call_service(df, "up", input="text", broker=endpoint)
-        assert [tuple(row) for row in replies.collect()] == [(n, f"row {n}", f"ROW {n}", 200, None) for n in range(100)]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("up")
 def test_all_ways_to_call(tmp_path, endpoint):
     with connected(tmp_path) as session:
         df = session.range(100).selectExpr("id", "concat('row ', id) AS text", "id AS id")

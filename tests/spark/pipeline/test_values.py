@@ -222,31 +222,23 @@ class Outer(msgspec.Struct, kw_only=True, rename={"kind": "the kind"}):
     inner: Renamed = msgspec.field(default_factory=lambda: Renamed(7))
     jobs: dict[str, list[Resize]]
     note: str | msgspec.UnsetType = msgspec.UNSET
+    tags: list[str] | msgspec.UnsetType = msgspec.UNSET
+    ids: list[UUID | None] = msgspec.field(default_factory=lambda: [None, UUID(int=7)])
     kind: Colour = Colour.RED
     options: list[Options] = msgspec.field(default_factory=lambda: [{"sizes": [1]}])
 
 
 def test_fields_that_a_reply_lacks_have_their_defaults():
-    job, options = (
-        pa.struct([("width", pa.int64())]),
-        pa.struct([("sizes", pa.list_(pa.int64())), ("fit", pa.string())]),
-    )
-    kind = pa.struct(
-        [
-            ("jobs", pa.map_(pa.string(), pa.list_(job))),
-            ("note", pa.string()),
-            ("the kind", pa.string()),
-            ("options", pa.list_(options)),
-            ("inner", pa.struct([("maxWidth", pa.int64())])),
-        ]
-    )
+    kind = _arrow_type(reply_type(Service("s", None, Outer))[0])
     replies, _, errors = value_columns(Outer, kind)(
         [[b'{"jobs":{"a":[{"path":"x"}]}}'], [b'{"jobs":{},"the kind":"blue"}']]
     )
     assert replies.to_pylist() == [
         {
-            "jobs": [("a", [{"width": 80}])],
+            "jobs": [("a", [{"path": "x", "width": 80}])],
             "note": None,
+            "tags": None,
+            "ids": [None, str(UUID(int=7))],
             "the kind": "red",
             "options": [{"sizes": [1], "fit": None}],
             "inner": {"maxWidth": 7},
@@ -269,4 +261,25 @@ def test_values_of_every_type():
     assert list(reply.values()) == [
         True, None, 1.5, "text", b"\0", datetime(2030, 1, 31, tzinfo=UTC), date(2030, 1, 31), Decimal("1.5"),
         str(UUID(int=7)), "red", 1, ["tag"], [0.5], [("a", None)], {"maxWidth": 5}, {"sizes": [None], "fit": None},
+    ]  # fmt: skip
+
+
+@dataclass
+class Parts:
+    counts: dict[str, int] | None
+    jobs: list[Resize] | None = None
+    ids: dict[str, list[UUID | None]] | None = None
+
+
+def test_parts_of_values_may_be_null_beside_rows_without_a_reply():
+    service = Service("s", None, Parts)
+    made = value_columns(Parts, _arrow_type(reply_type(service)[0]))
+    whole = Parts({}, [Resize("a", 1)], {"x": [None, UUID(int=3)]})
+    outcomes = [service.reply.encode(whole), None, [b'{"counts":null}'], [b"no"], [b'{"counts":{"a":1}}']]
+    replies, codes, _ = made(outcomes)
+    replies.validate(full=True)
+    assert codes.to_pylist() == [200, None, 200, 500, 200]
+    assert replies.to_pylist() == [
+        {"counts": [], "jobs": [{"path": "a", "width": 1}], "ids": [("x", [None, str(UUID(int=3))])]}, None,
+        {"counts": None, "jobs": None, "ids": None}, None, {"counts": [("a", 1)], "jobs": None, "ids": None},
     ]  # fmt: skip
