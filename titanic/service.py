@@ -21,14 +21,13 @@ from uuid import UUID
 from ..mdp.codes import Code
 from ..workers import Last, Request
 from . import store
-from .acceptance import Acceptance
-from .backlog import Backlog
 from .batches import StoreError
 from .callers import Callers
 from .database import Database
 from .dispatcher import Dispatcher
 from .frames import unpack
 from .metrics import Metrics
+from .quota import Quota
 from .submission import (
     MalformedRequest,
     Submission,
@@ -53,8 +52,7 @@ class Service:
 
     Args:
         database: Has the requests.
-        acceptance: Stores requests.
-        backlog: Says whether there is room for more.
+        quota: Says whether there is room for more.
         dispatcher: Executes them.
         callers: Those that wait for replies.
         metrics: Counts what is rejected.
@@ -63,15 +61,13 @@ class Service:
     def __init__(
         self,
         database: Database,
-        acceptance: Acceptance,
-        backlog: Backlog,
+        quota: Quota,
         dispatcher: Dispatcher,
         callers: Callers,
         metrics: Metrics,
     ) -> None:
         self._database = database
-        self._acceptance = acceptance
-        self._backlog = backlog
+        self._quota = quota
         self._dispatcher = dispatcher
         self._callers = callers
         self._metrics = metrics
@@ -82,13 +78,13 @@ class Service:
             options = request.options
             reply = asks_for_reply(options)
             wanted = parse_submission(request, options, self._database.clock.now(), request.user)
-            if full := self._backlog.why_full(wanted.service):
+            if full := self._quota.why_full(wanted.service):
                 return self._rejected(request, Code.QUEUE_FULL, full, "full")
             if reply:
                 return await self._wait_for_reply(request, wanted)
-            uuid = await self._acceptance.accept(wanted)
+            uuid = await self._accept(wanted)
         except (MalformedRequest, StoreError) as error:
-            self._metrics.refused(_reason(error))
+            self._metrics.rejected[_reason(error)] += 1
             return rejection(request, error)
         if uuid is None:
             # Another owner's request has it.
@@ -99,21 +95,27 @@ class Service:
         """Submit a request with a key, and answer when it has ended."""
         seconds = _seconds_to_wait(request)
         with self._callers.submitting(seconds) as waiter:
-            self._acceptance.accept_for(waiter, wanted)
-            while waiter.outcome is None:
+            uuid = await self._accept(wanted)
+            waiter.watch(uuid or wanted.uuid, new=uuid == wanted.uuid)
+            while True:
                 await waiter.change()
-                if waiter.uuid is None or waiter.outcome is not None:
-                    continue
+                if (ended := waiter.outcome) is not None:
+                    return _ended(request, wanted.service, ended.reply, ended.code, ended.error)
                 found = await self._with_reply(await self._fetch(request, waiter.uuid))
                 if found is None:
                     return [status_frame(request, CLOSED), b"%03d" % Code.FAILED, wanted.service.encode()]
                 if found.ended or waiter.dismissed:
                     return _final(request, found)
-            ended = waiter.outcome
-            return _ended(request, wanted.service, ended.reply, ended.code, ended.error)
+
+    async def _accept(self, wanted: Submission) -> UUID | None:
+        """Store a request, and return what `store.accept` does.  Raises `StoreError`."""
+        database = self._database
+        uuid = await (database.writer if wanted.key is None else database.keyed).submit(store.accept, wanted)
+        self._dispatcher.accepted([wanted], [uuid])
+        return uuid
 
     def _rejected(self, request: Request, code: Code, text: str, reason: str) -> list[bytes]:
-        self._metrics.refused(reason)
+        self._metrics.rejected[reason] += 1
         return refusal(request, code, text, reason)
 
     async def close(self, request: Request) -> list[bytes]:
