@@ -53,7 +53,7 @@ class StoreError(TitanicError):
     """A transaction failed.  The message says why; `text` is what callers may see of it."""
 
     def __init__(self, message: str, text: str | None = None) -> None:
-        super().__init__(message, code=int(Code.FAILED), text=message if text is None else text)
+        super().__init__(message, code=int(Code.FAILED), text=message if text is None else text, reason="database")
 
 
 class _Job(NamedTuple):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ..mdp.codes import Code
+from ..mdp.errors import TitanicError
 from ..mdp.logs import counted
 from ..workers import Request
 from . import store
@@ -19,7 +19,7 @@ from .database import Database
 from .dispatcher import Dispatcher
 from .quota import Quota
 from .schedules import parse_name, parse_schedule
-from .service import OK, refusal, rejection
+from .service import OK, Full, refusal
 from .submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from .uuids import new_uuid
 
@@ -102,8 +102,8 @@ class Scheduler:
             if action in CHANGES:
                 return await self._change(action, request)
             raise MalformedRequest(f"the first frame must be one of {', '.join(ACTIONS)}")
-        except (MalformedRequest, StoreError) as error:
-            return rejection(request, error)
+        except TitanicError as error:
+            return refusal(request, error)
 
     async def _add(self, request: Request) -> list[bytes]:
         now = self._database.clock.now()
@@ -124,7 +124,7 @@ class Scheduler:
         if len(request) != 2:
             raise MalformedRequest(f"{action} needs one more frame, the schedule's name")
         if action == "run" and (full := self._quota.why_full()):
-            return refusal(request, Code.QUEUE_FULL, full, "full")
+            raise Full(full)
         full_services = self._quota.full() if action == "run" else frozenset()
         name, uuid = parse_name(request[1]), request.options.get("uuid")
         edit = store.Edit(
@@ -133,7 +133,7 @@ class Scheduler:
         )  # fmt: skip
         edited = await self._edit(edit)
         if edited.full_service:
-            return refusal(request, Code.QUEUE_FULL, self._quota.service_full(edited.full_service), "full")
+            raise Full(self._quota.service_full(edited.full_service))
         if edited.submission is None:
             return [OK]
         self._dispatcher.accepted([edited.submission], [edited.submission.uuid])

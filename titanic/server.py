@@ -109,12 +109,12 @@ class Server:
         retention = ttl if isinstance(ttl, Retention) else Retention(ttl)
         if retention.default is not None and not retention.default > 0:
             raise SettingError(f"ttl is {retention.default!r}: it must be a number of seconds above 0, or None")
-        if max_waiting < 1:
-            raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
-        if max_waiting_per_service is not None and max_waiting_per_service < 1:
-            raise SettingError(f"max_waiting_per_service is {max_waiting_per_service!r}: it must be 1 or more")
-        if max_deaths < 1:
-            raise SettingError(f"max_deaths is {max_deaths!r}: it must be 1 or more")
+        counts = {
+            "max_waiting": max_waiting, "max_waiting_per_service": max_waiting_per_service, "max_deaths": max_deaths
+        }  # fmt: skip
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise SettingError(f"{name} is {count!r}: it must be 1 or more")
         self.url = schema.database_url(db)
         self.metrics = Metrics()
         """What it counts."""

@@ -19,9 +19,9 @@ from typing import Final
 from uuid import UUID
 
 from ..mdp.codes import Code
+from ..mdp.errors import TitanicError
 from ..workers import Last, Request
 from . import store
-from .batches import StoreError
 from .callers import Callers
 from .database import Database
 from .dispatcher import Dispatcher
@@ -29,7 +29,6 @@ from .frames import unpack
 from .metrics import Metrics
 from .quota import Quota
 from .submission import (
-    MalformedRequest,
     Submission,
     asks_for_reply,
     parse_close,
@@ -45,6 +44,13 @@ MIN_ANSWER_SECONDS: Final = 0.1
 MAX_ANSWER_SECONDS: Final = 1.0
 """How long before its deadline a caller that waits for the reply is answered with 300: a tenth of its time, but at
 least and at most this long."""
+
+
+class Full(TitanicError):
+    """There is no room for another request."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code=int(Code.QUEUE_FULL), text=text, reason="full")
 
 
 class Service:
@@ -79,16 +85,16 @@ class Service:
             reply = asks_for_reply(options)
             wanted = parse_submission(request, options, self._database.clock.now(), request.user)
             if full := self._quota.why_full(wanted.service):
-                return self._rejected(request, Code.QUEUE_FULL, full, "full")
+                raise Full(full)
             if reply:
                 return await self._wait_for_reply(request, wanted)
             uuid = await self._accept(wanted)
-        except (MalformedRequest, StoreError) as error:
-            self._metrics.rejected[_reason(error)] += 1
-            return rejection(request, error)
-        if uuid is None:
-            # Another owner's request has it.
-            return self._rejected(request, Code.MALFORMED, "uuid cannot be used: choose another", "uuid-in-use")
+            if uuid is None:  # another owner's request has it
+                text = "uuid cannot be used: choose another"
+                raise TitanicError(text, code=int(Code.MALFORMED), text=text, reason="uuid-in-use")
+        except TitanicError as error:
+            self._metrics.rejected[error.reason] += 1
+            return refusal(request, error)
         return [OK, uuid.hex.encode()]
 
     async def _wait_for_reply(self, request: Request, wanted: Submission) -> list[bytes]:
@@ -114,17 +120,13 @@ class Service:
         self._dispatcher.accepted([wanted], [uuid])
         return uuid
 
-    def _rejected(self, request: Request, code: Code, text: str, reason: str) -> list[bytes]:
-        self._metrics.rejected[reason] += 1
-        return refusal(request, code, text, reason)
-
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
         try:
             uuid = parse_close(request, request.options)
             found = await self._database.writer.submit(store.close, _lookup(request, uuid))
-        except (MalformedRequest, StoreError) as error:
-            return rejection(request, error)
+        except TitanicError as error:
+            return refusal(request, error)
         if found is not None:
             self._dispatcher.closed(found)
             self._callers.ended(uuid)
@@ -156,8 +158,8 @@ class Service:
                         break
                     await waiter.change()
             yield Last(_final(request, await self._with_reply(found)))
-        except (MalformedRequest, StoreError) as error:
-            yield Last(rejection(request, error))
+        except TitanicError as error:
+            yield Last(refusal(request, error))
 
     def _fetch(self, request: Request, uuid: UUID) -> "asyncio.Future[store.Fetched | None]":
         return self._database.reader.submit(store.fetch, _lookup(request, uuid))
@@ -216,25 +218,15 @@ def _seconds_to_wait(request: Request) -> float | None:
 
 
 def _unknown(request: Request) -> list[bytes]:
-    return refusal(request, Code.MALFORMED, "unknown uuid", UNKNOWN_UUID)
+    text = "unknown uuid"
+    return refusal(request, TitanicError(text, code=int(Code.MALFORMED), text=text, reason=UNKNOWN_UUID))
 
 
-def _reason(error: MalformedRequest | StoreError) -> str:
-    return "malformed" if isinstance(error, MalformedRequest) else "database"
-
-
-def rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
-    """Return the frames that reject a request."""
-    code, text = (Code.MALFORMED, str(error)) if isinstance(error, MalformedRequest) else (Code.FAILED, error.text)
-    return refusal(request, code, text, _reason(error))
-
-
-def refusal(request: Request, code: Code, text: str, reason: str) -> list[bytes]:
+def refusal(request: Request, error: TitanicError) -> list[bytes]:
     """Return the frames of an error of Titanic's own: the status and, for callers that speak X1, the reason's name."""
-    if "dialect" in request.options and code == Code.QUEUE_FULL:
-        code = Code.FAILED  # TSP has no 429
-    status = status_frame(request, f"{code:d} {text}")
-    return [status] if "dialect" in request.options else [status, reason.encode()]
+    if "dialect" not in request.options:
+        return [status_frame(request, f"{error.code} {error.text}"), error.reason.encode()]
+    return [b"%d" % (Code.FAILED if error.code == Code.QUEUE_FULL else error.code or Code.FAILED)]  # TSP has no 429
 
 
 def status_frame(request: Request, status: str) -> bytes:
