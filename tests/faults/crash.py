@@ -20,19 +20,23 @@ from pathlib import Path
 from typing import Final
 
 import click
-from faults.programs import Database, database
+from faults.programs import NOBODY, Database, database
 from faults.referee import SHOWN, Verdict
-from faults.site import Site
+from faults.site import Site, wait_until
 from support.databases import wrong_counts
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import Client
-from zmdp.titanic.store.models import NOT_ENDED, StoredRequest
+from zmdp.titanic import store
+from zmdp.titanic.schedules import occurrence_key, parse_schedule
+from zmdp.titanic.store.models import NOT_ENDED, StoredRequest, StoredSchedule
 
 SERVICES: Final = (
     "titanic.request", "titanic.reply", "titanic.close", "faults.work", "faults.parts", "faults.quick",
 )  # fmt: skip
 HEARTBEAT, LIVENESS, LEASE = 0.2, 40, 2.0
+SCHEDULES: Final = 20
+"""Of one second each; nobody executes what they submit."""
 KEPT: Final = "0.7"
 """The part of the requests that are not closed, so that they can be audited."""
 
@@ -69,6 +73,12 @@ class CrashSite(Site):
         with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             for each in SERVICES:
                 eventually(lambda each=each: client.available(each))
+        now = float(int(time.time()))
+        with db.engine.begin() as connection:
+            for number in range(SCHEDULES):
+                frames = [b"s%d" % number, NOBODY.encode(), b""]
+                made = parse_schedule(frames, {"every": 1000, "missed": "all"}, now)
+                store.edit_schedules(connection, [store.Edit("add", made.name, "", now, made)])
         for at, command in enumerate((("titanic", KEPT), ("titanic", KEPT), ("waiting",))):
             self.run("caller", f"caller-{at}", *command, MDP_BROKER=endpoint)
 
@@ -93,7 +103,9 @@ class CrashSite(Site):
 
     def audit(self) -> Iterator[str]:
         """Compare the tables, once nothing runs any more, with the ledger."""
-        rows = self.db.rows(StoredRequest.uuid, StoredRequest.state, StoredRequest.key)
+        columns = (StoredRequest.uuid, StoredRequest.state, StoredRequest.key, StoredRequest.service)
+        stored = self.db.rows(*columns)
+        rows = [row for row in stored if row.service != NOBODY]
         states = {row.uuid.hex: row.state for row in rows}
         for name, call in self.referee.calls.items():
             if call.uuid and not call.closed and call.uuid not in states:
@@ -105,6 +117,14 @@ class CrashSite(Site):
             if (call := self.referee.calls.get(name)) is not None and call.closed:
                 yield f"{name} ({call.uuid}) was closed and is there"
         yield from (f"request {uuid} is {state}" for uuid, state in states.items() if state in NOT_ENDED)
+        scheduled = Counter(row.key for row in stored if row.service == NOBODY)
+        yield from (f"{count} requests were stored for {key}" for key, count in scheduled.items() if count > 1)
+        due = {
+            occurrence_key(each.name, each.created + second)
+            for each in self.db.rows(StoredSchedule.name, StoredSchedule.created, StoredSchedule.last)
+            for second in range(1, round((each.last or each.created) - each.created) + 1)
+        }
+        yield from (f"the occurrence {key} was not submitted, or too early" for key in due ^ scheduled.keys())
         if any(wrong := wrong_counts(self.db.engine)):
             yield f"counts of rows, and what is kept instead: {wrong}"
 
@@ -115,6 +135,7 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> tuple[Verdict, Cr
     with database(plan.db, folder) as db:
         site = CrashSite(plan, db, folder)
         try:
+            wait_until(lambda: site.referee.read() and _answered(site), site.look)  # there is a load to disturb
             while site.kills < plan.kills or _answered(site) < plan.least:
                 site.wait(rng.expovariate(1 / plan.pause))
                 site.referee.read()

@@ -99,7 +99,7 @@ def failover(
     folder: Path, *, how: str = "kill", tree: bool = False, seconds: float = 120.0, every: float = 3.0,
     outstanding: int = 500,
 ) -> tuple[Verdict, FailoverSite]:  # fmt: skip
-    """Run the load and print the figures; return what the ledger says, and the site, whose `broken` has what is wrong."""
+    """Run the load and print the figures; return what the ledger says, and the site with what is broken."""
     site = FailoverSite(folder, outstanding, tree=tree)
     try:
         quiet, ends = [site.quiet()], []

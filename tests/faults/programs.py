@@ -18,6 +18,8 @@ from zmdp.titanic import schema
 from zmdp.titanic.store.models import NOT_ENDED, StoredRequest
 
 HERE: Final = Path(__file__).parents[1]
+NOBODY: Final = "nobody"
+"""A service that nobody offers."""
 
 
 class Program:
@@ -114,8 +116,8 @@ class Database:
             return list(connection.execute(sa.select(*columns)).all())
 
     def all_ended(self) -> bool:
-        """Return whether no request waits or runs; False if the database does not answer."""
-        waiting = sa.exists().where(StoredRequest.state.in_(NOT_ENDED))
+        """Return whether no request to a service waits or runs; False if the database does not answer."""
+        waiting = sa.exists().where(StoredRequest.state.in_(NOT_ENDED), StoredRequest.service != NOBODY)
         try:
             with self.engine.connect() as connection:
                 return not connection.scalar(sa.select(waiting))
