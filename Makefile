@@ -201,20 +201,20 @@ sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
 
 crash: $(VENV)/dev.installed
-	$(BIN)/python tests/crash.py --kills $(KILLS) --db sqlite --titanics 1
-	$(BIN)/python tests/crash.py --kills $(KILLS) --db postgres --titanics 2
+	PYTHONPATH=tests $(BIN)/python -m faults.crash --kills $(KILLS) --db sqlite --titanics 1
+	PYTHONPATH=tests $(BIN)/python -m faults.crash --kills $(KILLS) --db postgres --titanics 2
 
 attack: $(VENV)/dev.installed
 	PYTHONPATH=tests $(BIN)/python -m attacks --amount $(AMOUNT)
 
 failover: $(VENV)/dev.installed
-	$(BIN)/python tests/failover.py --how kill --seconds $(SECONDS)
-	$(BIN)/python tests/failover.py --how drain --seconds $(SECONDS)
-	$(BIN)/python tests/failover.py --tree --seconds $(SECONDS)
+	PYTHONPATH=tests $(BIN)/python -m faults.failover --how kill --seconds $(SECONDS)
+	PYTHONPATH=tests $(BIN)/python -m faults.failover --how drain --seconds $(SECONDS)
+	PYTHONPATH=tests $(BIN)/python -m faults.failover --tree --seconds $(SECONDS)
 
 # The report, its plots, the ledger and the logs are in build/soak.
 soak: $(VENV)/dev.installed
-	PYTHONPATH=tests $(BIN)/python -m soak --hours $(HOURS)
+	PYTHONPATH=tests $(BIN)/python -m faults.soak --hours $(HOURS)
 
 bench: $(VENV)/bench.installed
 	$(BIN)/python bench/suite.py

@@ -97,7 +97,7 @@ ONLY_PURE = ("tests/mdp/broker/test_work.py", "tests/workers/test_crashes.py", "
 """What counts the instructions of pure Python, what patches machines, and what runs on both builds."""
 PYTHONS_SHARE = (
     "mdp/broker/test_cost.py", "mdp/broker/test_work.py",
-    "simulation", "spark", "docs", "bench", "attacks", "deploy", "soak",
+    "simulation", "spark", "docs", "bench", "attacks", "deploy", "faults",
 )  # fmt: skip
 """Paths of what does not depend on the version of Python, or is too long for each."""
 LINT = (

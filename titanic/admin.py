@@ -3,7 +3,7 @@
 Times are arguments, in seconds since 1970.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
@@ -15,7 +15,7 @@ from ..mdp.codes import Code
 from .store.counts import counted, totals
 from .store.models import KEYS_STATE, NOT_ENDED, PARTIALS_STATE, STATES
 from .store.outcomes import NEXT_ENDED, reserve_ended
-from .store.tables import PARTS, REQUESTS, P, R, is_in
+from .store.tables import HOLDERS, PARTS, REQUESTS, P, R, W, is_in
 
 MAX_SEARCHED: Final = 100_000
 """Requests in which a text is searched for."""
@@ -117,6 +117,18 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
     return found
 
 
+def note(row: Mapping[str, Any], now: float, span: Callable[[float], str]) -> str:
+    """Return the most important detail of a request; `span` shows a duration."""
+    if row["state"] == "failed":
+        return f"{row['code']}: {row['error']}"
+    if row["state"] == "delayed":
+        why = f" after: {row['error']}" if row["error"] else ""
+        return f"due in {span(max(row['due'] - now, 0.0))}{why}"
+    if row["state"] == "done":
+        return f"took {span(row['finished'] - row['created'])}"
+    return ""
+
+
 def failures(connection: Connection, which: Filter, limit: int) -> list[dict[str, Any]]:
     """Return how often requests that match the filter have failed, by service, code and error, the most first."""
     count = sa.func.count().label("count")
@@ -186,7 +198,8 @@ def stats(connection: Connection, now: float) -> dict[str, Any]:
     """Return counts by service and state, attempts, lost workers, and how long requests have waited.
 
     `oldest_waiting_seconds` is the age of the oldest request that has not ended; `oldest_pending_seconds` is for how
-    long a pending request could have run already.
+    long a pending request could have run already.  `titanics` is the number of Titanics whose lease has not expired:
+    those that run requests, or did so lately.
     """
     rows = counted(connection)
     services: dict[str, dict[str, Any]] = {}
@@ -207,4 +220,7 @@ def stats(connection: Connection, now: float) -> dict[str, Any]:
     pending = [each["oldest_pending_seconds"] for each in services.values() if each["pending"]]
     total["oldest_pending_seconds"] = max(pending, default=None)
     sums = totals(rows)
-    return {"total": total, "services": services, "keys": sums[KEYS_STATE], "partials": sums[PARTIALS_STATE]}
+    return {
+        "total": total, "services": services, "keys": sums[KEYS_STATE], "partials": sums[PARTIALS_STATE],
+        "titanics": connection.scalar(sa.select(sa.func.count()).select_from(HOLDERS).where(W.lease > now)) or 0,
+    }  # fmt: skip

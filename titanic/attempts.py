@@ -1,4 +1,4 @@
-"""Makes attempts to execute requests: calls their services through the broker, and stores the PARTIALs meanwhile.
+"""Attempts to execute requests: each calls a service through the broker, and stores the PARTIALs meanwhile.
 
 Each request is sent on behalf of its owner, so the broker refuses what the owner may not call.
 """
@@ -8,16 +8,16 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..clients import AsyncClient, Reply, RequestCancelled, RequestError, ServiceError, SettingError, StreamInterrupted
 from ..clients.call import Call, Outcome
 from ..mdp.codes import Code
 from ..mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from . import store
+from .batches import BatchExecutor
+from .callers import Callers
 from .frames import pack, unpack
-from .metrics import Metrics
-from .results import Results
 from .retries import AttemptResult, RetryPolicy, fits, log_fields, request_id, transient_pause
 
 MAX_PARTIALS: Final = 1_000_000
@@ -28,41 +28,37 @@ MAX_UNSTORED_BYTES: Final = 64 << 20
 log = logging.getLogger("zmdp.titanic")
 
 
-class Attempts:
-    """Makes attempts.
+class Means(NamedTuple):
+    """What attempts are made with."""
 
-    Args:
-        client: The client that sends the requests.
-        retries: Decides what follows.
-        results: Stores PARTIALs.
-        metrics: Counts attempts.
-    """
-
-    def __init__(self, client: AsyncClient, retries: RetryPolicy, results: Results, metrics: Metrics) -> None:
-        self.client = client
-        self.retries = retries
-        self.results = results
-        self._metrics = metrics
-
-    def begin(self, claimed: store.Claimed, ended: Callable[[AttemptResult], None]) -> "Attempt":
-        """Send a request to its service.  Later, `ended` is called with the result."""
-        self._metrics.attempted()
-        attempt = Attempt(self, claimed, ended)
-        attempt.begin()
-        return attempt
+    client: AsyncClient
+    """Sends the requests."""
+    retries: RetryPolicy
+    """Decides what follows."""
+    writer: BatchExecutor
+    """Stores PARTIALs."""
+    callers: Callers
+    """Those that wait for PARTIALs."""
 
 
 class Attempt:
-    """One attempt to execute a request.  It receives the reply without a task of its own."""
+    """A request that was claimed, and one attempt to execute it.  It receives the reply without a task of its own.
+
+    `ended` is called with it and its result.
+    """
 
     __slots__ = (
-        "_attempts", "_call", "_claimed", "_ended", "_finish", "_parts", "_result", "_unstored", "_unstored_bytes",
+        "_call", "_ended", "_finish", "_means", "_parts", "_result", "_unstored", "_unstored_bytes", "claimed",
+        "is_over", "is_sent",
     )  # fmt: skip
 
-    def __init__(self, attempts: Attempts, claimed: store.Claimed, ended: Callable[[AttemptResult], None]) -> None:
-        self._attempts = attempts
-        self._claimed = claimed
-        self._ended: Callable[[AttemptResult], None] | None = ended
+    def __init__(self, means: Means, claimed: store.Claimed, ended: "Callable[[Attempt, AttemptResult], None]") -> None:
+        self.claimed = claimed
+        self.is_sent = False
+        self.is_over = False
+        """Whether its result is being stored, or it was given up."""
+        self._means = means
+        self._ended = ended
         self._call: Call | None = None
         self._finish: Finish = untraced
         """Ends the span."""
@@ -75,13 +71,14 @@ class Attempt:
 
     def begin(self) -> None:
         """Send the request."""
-        claimed, retries = self._claimed, self._attempts.retries
+        self.is_sent = True
+        claimed, retries = self.claimed, self._means.retries
         result: AttemptResult
         failed: BaseException
         try:
             headers, options = _addressing(claimed)
             headers, self._finish = continuing(claimed.service, headers)
-            self._call = self._attempts.client.begin(
+            self._call = self._means.client.begin(
                 self, claimed.service, *unpack(claimed.body), headers=headers, options=options
             )
         except (ValueError, SettingError) as error:  # it can never be sent: another program may have written the row
@@ -110,9 +107,9 @@ class Attempt:
 
     def cancel(self) -> None:
         """Give up the attempt: its result is not wanted any more."""
-        self._ended = None
+        self.is_over = True
         if self._call is not None:
-            self._attempts.client.cancel(self._call)
+            self._means.client.cancel(self._call)
             self._end_span(RequestCancelled("given up: its result is not wanted any more"))
 
     def _end_span(self, error: BaseException | None) -> None:
@@ -121,7 +118,7 @@ class Attempt:
 
     def _after(self, outcome: Outcome) -> AttemptResult | None:
         """Return the result of the attempt, or None after a PARTIAL, which is being stored."""
-        claimed, retries = self._claimed, self._attempts.retries
+        claimed, retries = self.claimed, self._means.retries
         if isinstance(outcome, RequestError):
             return retries.after_error(claimed, outcome)
         if not isinstance(outcome, Reply):
@@ -131,7 +128,7 @@ class Attempt:
         return self._after_partial(outcome)
 
     def _after_partial(self, part: Reply) -> AttemptResult | None:
-        claimed, retries, number = self._claimed, self._attempts.retries, self._parts
+        claimed, retries, number = self.claimed, self._means.retries, self._parts
         result: AttemptResult
         if number == MAX_PARTIALS:
             result = retries.failure(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTIALS} PARTIALs")
@@ -144,40 +141,41 @@ class Attempt:
             self._parts += 1
             self._unstored += 1
             self._unstored_bytes += len(saved.body)
-            self._attempts.results.store_partial(claimed.uuid, saved, partial(self._stored, len(saved.body)))
+            self._means.writer.insist(store.add_partials, saved, partial(self._stored, len(saved.body)))
             return None
         if self._call is not None:
-            self._attempts.client.cancel(self._call)
+            self._means.client.cancel(self._call)
         return result
 
     def _overrun(self) -> RequestError:
         """Return the error of a stream that is not stored in time: its own if the database accepts what it can."""
-        service, unstored = self._claimed.service, f"{self._unstored_bytes} bytes are unstored"
-        if self._attempts.results.failing:
+        service, unstored = self.claimed.service, f"{self._unstored_bytes} bytes are unstored"
+        if self._means.writer.failing:
             return StreamInterrupted(f"the database fails, and the stream goes on: {unstored}", service=service)
         text = f"the stream arrives faster than the database stores it: {unstored}"
         remedy = "yield less, or store large data elsewhere and yield references"
         return ServiceError(Code.TOO_LARGE, f"{text}; {remedy}", service=service)
 
-    def _stored(self, size: int) -> None:
+    def _stored(self, size: int, _: None) -> None:
         """Record that a PARTIAL of this size was stored."""
         self._unstored -= 1
         self._unstored_bytes -= size
+        self._means.callers.progressed(self.claimed.uuid)
         if self._result is not None:
             self._end(self._result)
 
     def _end(self, result: AttemptResult) -> None:
         """End with this result, once the PARTIALs are stored."""
         self._result = result
-        ended = self._ended
-        if ended is not None and not self._unstored:
-            self._ended = self._call = None  # no cycles: garbage would have to be collected for each request
-            ended(result)
+        if not self.is_over and not self._unstored:
+            self.is_over = True
+            self._call = None  # no cycles: garbage would have to be collected for each request
+            self._ended(self, result)
 
     def _broken(self, error: Exception) -> AttemptResult:
-        claimed = self._claimed
+        claimed = self.claimed
         log.error("%s cannot be dispatched", claimed.uuid.hex, exc_info=error, extra=log_fields(claimed))
-        return self._attempts.retries.reschedule(
+        return self._means.retries.reschedule(
             claimed.id, claimed.attempt, transient_pause(claimed.attempt), repr(error)
         )
 

@@ -9,11 +9,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from ..mdp.backoff import doubled, jittered
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError
 from .metrics import CommitMetrics
@@ -28,6 +30,8 @@ Work = Callable[[Connection, Sequence[Item]], Sequence[Result]]
 MAX_REASON_CHARS: Final = 300
 """Maximum length of the database's error message, as callers get it."""
 
+RETRY_SECONDS: Final = (0.1, 2.0)
+"""The first and the longest pause before work that the database must accept is repeated."""
 LOG_SECONDS: Final = 5.0
 """Minimum interval between log lines about failing transactions."""
 CLOSE_POLL_SECONDS: Final = 0.005
@@ -49,7 +53,7 @@ class StoreError(TitanicError):
     """A transaction failed.  The message says why; `text` is what callers may see of it."""
 
     def __init__(self, message: str, text: str | None = None) -> None:
-        super().__init__(message, code=int(Code.FAILED), text=message if text is None else text)
+        super().__init__(message, code=int(Code.FAILED), text=message if text is None else text, reason="database")
 
 
 class _Job(NamedTuple):
@@ -98,6 +102,8 @@ class BatchExecutor:
         self._log_at = 0.0
         self._failed_at: float | None = None
         self._items = self._transactions = 0
+        self.failing = False
+        """Whether the database has failed to store the last item that it must accept."""
         self._connection: Connection | None = None
         """Used only by the thread, which keeps it open between transactions."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -117,6 +123,24 @@ class BatchExecutor:
                 group = self._groups[work] = []
             group.append(job)
         return job.future
+
+    def insist(self, work: Work[Item, Result], item: Item, done: Callable[[Result], None], tries: int = 0) -> None:
+        """Perform `work` for `item` until the database accepts it, then call `done` with the result."""
+        self.submit(work, item).add_done_callback(partial(self._insisted, work, item, done, tries))
+
+    def _insisted(
+        self,
+        work: Work[Item, Result],
+        item: Item,
+        done: Callable[[Result], None],
+        tries: int,
+        future: "asyncio.Future[Result]",
+    ) -> None:
+        self.failing = future.exception() is not None
+        if self.failing:
+            self._loop.call_later(jittered(doubled(*RETRY_SECONDS, tries)), self.insist, work, item, done, tries + 1)
+        else:
+            done(future.result())
 
     def _begin(self) -> None:
         with self._changed:
@@ -159,7 +183,7 @@ class BatchExecutor:
                 # even if the transaction was committed and only the answer was lost.
                 return self._transact(groups, waited=waited)
         except Exception as error:  # noqa: BLE001 - every error goes to the callers
-            self._metrics.failed()
+            self._metrics.failures += 1
             jobs = [job for work in self._in_order(groups) for job in groups[work]]
             if len(jobs) > 1 and _is_full(error):
                 return self._perform_smaller_half_first(jobs, error)

@@ -22,6 +22,7 @@ MAX_WATCHED: Final = 10_000
 """Requests in one query for such changes: databases limit the parameters of a statement."""
 MAX_CALLERS: Final = 2000
 """Maximum number of callers of each service that wait.  Beyond it, those that have waited longest are dismissed."""
+NIL: Final = UUID(int=0)
 MIN_WAIT_SECONDS: Final = 1.0
 """How long a caller may wait even then: dismissed callers usually come back at once."""
 
@@ -37,8 +38,7 @@ class Waiter:
     """
 
     __slots__ = (
-        "_callers", "_error", "_group", "_happened", "_left", "_seconds", "_timer", "_woken", "dismissed", "outcome",
-        "partials", "since", "uuid",
+        "_callers", "_group", "_happened", "_seconds", "_timer", "dismissed", "outcome", "partials", "since", "uuid",
     )  # fmt: skip
 
     def __init__(
@@ -48,13 +48,9 @@ class Waiter:
         self._group = group
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._happened = False
-        self._woken: asyncio.Future[None] | None = None
-        self._error: BaseException | None = None
-        self._left = False
-        """Whether it does not wait any more."""
+        self._happened = asyncio.Event()
         self.partials = partials
-        self.uuid: UUID | None = None
+        self.uuid = NIL
         """The UUID of its request, once that is stored."""
         self.outcome: store.Outcome | None = None
         """How its request has ended, if that is known."""
@@ -71,48 +67,34 @@ class Waiter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left = True
         if self._timer is not None:
             self._timer.cancel()
         self._group.pop(self, None)
-        if self.uuid is not None:
+        if self.uuid is not NIL:
             self._callers.forget(self.uuid, self)
 
     def watch(self, uuid: UUID, *, new: bool = False) -> None:
         """Have it woken when the request with this UUID may have changed: at once unless the request is `new`."""
-        if self._left:
-            return
         self.uuid = uuid
         self._callers.watch_for(uuid, self)
-        if not new or self.dismissed:
-            self.wake()
-
-    def fail(self, error: BaseException) -> None:
-        """Note that its request was not stored."""
-        self._error = error
-        self.wake()
+        if not new:
+            self._happened.set()
 
     def wake(self, outcome: store.Outcome | None = None) -> None:
         """Note that its request may have changed, or has ended with this outcome."""
         if outcome is not None:
             self.outcome = outcome
-        self._happened = True
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+        self._happened.set()
 
     def dismiss(self) -> None:
         """Let it wait no longer."""
         self.dismissed = True
-        self.wake()
+        self._happened.set()
 
     async def change(self) -> None:
-        """Wait until the request may have changed since the last call.  Raises `StoreError` if it was not stored."""
-        if not self._happened:
-            self._woken = asyncio.get_running_loop().create_future()
-            await self._woken
-        self._happened = False
-        if self._error is not None:
-            raise self._error
+        """Wait until the request may have changed since the last call."""
+        await self._happened.wait()
+        self._happened.clear()
 
 
 class Callers:

@@ -8,22 +8,21 @@
         ticket.close()
 
 Times are seconds.  All errors are in `zmdp.mdp.errors`.  `Titanic` is for threads, `AsyncTitanic` for asyncio; both
-perform the steps of `titanic/conversation.py`.
+hold the conversation of `titanic/conversation.py`, which runs to its end without an event loop if its client blocks.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping
 from contextlib import aclosing, closing
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from ..clients import AsyncClient, Client, Reply
 from ..mdp.codecs import Codec
-from ..mdp.errors import SettingError, ZmdpError
+from ..mdp.errors import SettingError
 from ..mdp.services import Service, Streaming
-from . import conversation
-from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
+from .conversation import Conversation, uuid_text
 from .submission import SubmissionOptions
 from .typed import FRAMES, Reader, ServiceOrName, body_of, name_of, options_of, reader_of
 
@@ -33,6 +32,14 @@ R = TypeVar("R")
 """What a reply's FINAL is read as."""
 P = TypeVar("P")
 """What its PARTIALs are read as."""
+T = TypeVar("T")
+
+
+class TicketOptions(SubmissionOptions, total=False):
+    """What `submit` takes by name."""
+
+    headers: Mapping[str, str] | None
+
 
 # ── for threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -56,62 +63,26 @@ class Titanic:
     def __init__(self, client: Client) -> None:
         _check_client(client, Client)
         self.client = client
+        self._conversation = Conversation(_Blocking(client), _sleep)
 
     @overload
-    def submit(
-        self,
-        service: Service[None, O],
-        *,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
-    ) -> "Ticket[O, Reply]": ...
+    def submit(self, service: Service[None, O], **options: Unpack[TicketOptions]) -> "Ticket[O, Reply]": ...
+    @overload
+    def submit(self, service: Service[I, O], value: I, /, **options: Unpack[TicketOptions]) -> "Ticket[O, Reply]": ...
     @overload
     def submit(
-        self,
-        service: Service[I, O],
-        value: I,
-        /,
-        *,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
-    ) -> "Ticket[O, Reply]": ...
-    @overload
-    def submit(
-        self,
-        service: Streaming[I, O],
-        value: I,
-        /,
-        *,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: Streaming[I, O], value: I, /, **options: Unpack[TicketOptions]
     ) -> "Ticket[O | None, O]": ...
     @overload
     def submit(
-        self,
-        service: str | bytes,
-        value: Any = ...,
-        /,
-        *,
-        codec: str | Codec,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: str | bytes, value: Any = ..., /, *, codec: str | Codec, **options: Unpack[TicketOptions]
     ) -> "Ticket[Any, Any]": ...
     @overload
     def submit(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        codec: None = ...,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: str | bytes, *frames: bytes, codec: None = ..., **options: Unpack[TicketOptions]
     ) -> "Ticket[Reply, Reply]": ...
     def submit(
-        self,
-        service: Any,
-        *frames: Any,
-        codec: str | Codec | None = None,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[SubmissionOptions],
+        self, service: Any, *frames: Any, codec: str | Codec | None = None, **options: Unpack[TicketOptions]
     ) -> "Ticket[Any, Any]":
         """Submit a request for `service`; when this returns, the request is on disk.
 
@@ -144,9 +115,10 @@ class Titanic:
             ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 15 seconds.
             RequestError: As from `Client.request`.
         """
+        headers = options.pop("headers", None)
         given, body = options_of(service, options), body_of(service, frames, codec)
-        steps = conversation.submit(self.client, name_of(service), body, headers, given)
-        return Ticket(self, *self._perform(steps), reader=reader_of(service, codec))
+        name, reader = name_of(service), reader_of(service, codec)
+        return Ticket(self, *_completed(self._conversation.submit(name, body, headers, given)), reader=reader)
 
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: Service[Any, O]) -> "Ticket[O, Reply]": ...
@@ -177,33 +149,7 @@ class Titanic:
             InvalidUUID: `uuid` is not a UUID.
             SettingError: There is no such codec.
         """
-        return Ticket(self, conversation.uuid_text(uuid), reader=reader_of(service, codec))
-
-    def _perform(self, steps: Steps[Result]) -> Result:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = self._take(step)
-                except ZmdpError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-    def _take(self, step: Step) -> Reply | bool | None:
-        if isinstance(step, CallTitanic):
-            retries = None if step.timeout is None else 0
-            return self.client.request(
-                step.service, *step.frames, timeout=step.timeout, retries=retries, wait=step.wait,
-                headers=step.headers, options=step.options,
-            )  # fmt: skip
-        if isinstance(step, CheckAvailable):
-            return self.client.available(step.service)
-        time.sleep(step.seconds)
-        return None
+        return Ticket(self, uuid_text(uuid), reader=reader_of(service, codec))
 
 
 class Ticket(Generic[R, P]):
@@ -226,7 +172,7 @@ class Ticket(Generic[R, P]):
         self.uuid = uuid
         self.service = service
         """The service's name, if the request was submitted here."""
-        self._titanic = titanic
+        self._conversation = titanic._conversation
         self._reader = reader
 
     def __repr__(self) -> str:
@@ -245,7 +191,7 @@ class Ticket(Generic[R, P]):
             UnknownTicket: It was closed, or its result has expired.
             RequestError: As from `Client.request`.
         """
-        return self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
+        return _completed(self._conversation.ready(self.uuid))
 
     def request(self) -> list[bytes]:
         """Return the body of the request: with a known key, that of the first one.
@@ -261,7 +207,7 @@ class Ticket(Generic[R, P]):
             UnknownTicket: It was closed, or its result has expired.
             RequestError: As from `Client.request`.
         """
-        return self._titanic._perform(conversation.request(self._titanic.client, self.uuid))
+        return _completed(self._conversation.request(self.uuid))
 
     def result(self, timeout: float | None = None) -> R:
         """Return the reply's FINAL once it is there.
@@ -283,8 +229,7 @@ class Ticket(Generic[R, P]):
             BrokerUnreachable: No broker answers.
             ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
         """
-        steps = conversation.result(self._titanic.client, self.uuid, timeout, submitted=bool(self.service))
-        found = self._titanic._perform(steps)
+        found = _completed(self._conversation.result(self.uuid, timeout, submitted=bool(self.service)))
         read: R = self._reader.final(found)
         return read
 
@@ -307,21 +252,14 @@ class Ticket(Generic[R, P]):
         Raises:
             RequestError: As from `result`.
         """
-        client = self._titanic.client
-        cursor = PartialsCursor(client, self.uuid, start, timeout, submitted=bool(self.service))
-        while not cursor.ended:
-            stream = client.stream(
-                conversation.REPLY, *cursor.frames, timeout=cursor.timeout, retries=0, options=cursor.options
-            )
-            try:
-                with closing(stream) as parts:
-                    for part in parts:
-                        if cursor.take(part):
-                            yield self._reader.part(part)
-                time.sleep(cursor.pause())
-            except ZmdpError as error:
-                self._titanic._perform(cursor.failed(error))
-            cursor.check()
+        parts = self._conversation.partials(self.uuid, start, timeout, submitted=bool(self.service))
+        try:
+            while True:
+                yield self._reader.part(_completed(anext(parts)))
+        except StopAsyncIteration:
+            pass
+        finally:
+            _completed(parts.aclose())
 
     def close(self) -> None:
         """Delete the request and its reply; if the request is running, cancel it.  Can be repeated.
@@ -332,7 +270,7 @@ class Ticket(Generic[R, P]):
             TitanicError: Titanic could not delete it.
             RequestError: As from `Client.request`.
         """
-        self._titanic._perform(conversation.close(self._titanic.client, self.uuid))
+        _completed(self._conversation.close(self.uuid))
 
     def __enter__(self) -> Self:
         return self
@@ -363,62 +301,28 @@ class AsyncTitanic:
     def __init__(self, client: AsyncClient) -> None:
         _check_client(client, AsyncClient)
         self.client = client
+        self._conversation = Conversation(client, asyncio.sleep)
 
     @overload
+    async def submit(self, service: Service[None, O], **options: Unpack[TicketOptions]) -> "AsyncTicket[O, Reply]": ...
+    @overload
     async def submit(
-        self,
-        service: Service[None, O],
-        *,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: Service[I, O], value: I, /, **options: Unpack[TicketOptions]
     ) -> "AsyncTicket[O, Reply]": ...
     @overload
     async def submit(
-        self,
-        service: Service[I, O],
-        value: I,
-        /,
-        *,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
-    ) -> "AsyncTicket[O, Reply]": ...
-    @overload
-    async def submit(
-        self,
-        service: Streaming[I, O],
-        value: I,
-        /,
-        *,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: Streaming[I, O], value: I, /, **options: Unpack[TicketOptions]
     ) -> "AsyncTicket[O | None, O]": ...
     @overload
     async def submit(
-        self,
-        service: str | bytes,
-        value: Any = ...,
-        /,
-        *,
-        codec: str | Codec,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: str | bytes, value: Any = ..., /, *, codec: str | Codec, **options: Unpack[TicketOptions]
     ) -> "AsyncTicket[Any, Any]": ...
     @overload
     async def submit(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        codec: None = ...,
-        headers: Mapping[str, str] | None = ...,
-        **options: Unpack[SubmissionOptions],
+        self, service: str | bytes, *frames: bytes, codec: None = ..., **options: Unpack[TicketOptions]
     ) -> "AsyncTicket[Reply, Reply]": ...
     async def submit(
-        self,
-        service: Any,
-        *frames: Any,
-        codec: str | Codec | None = None,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[SubmissionOptions],
+        self, service: Any, *frames: Any, codec: str | Codec | None = None, **options: Unpack[TicketOptions]
     ) -> "AsyncTicket[Any, Any]":
         """Submit a request for `service`; when this returns, the request is on disk.
 
@@ -451,9 +355,10 @@ class AsyncTitanic:
             ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 15 seconds.
             RequestError: As from `AsyncClient.request`.
         """
+        headers = options.pop("headers", None)
         given, body = options_of(service, options), body_of(service, frames, codec)
-        steps = conversation.submit(self.client, name_of(service), body, headers, given)
-        return AsyncTicket(self, *await self._perform(steps), reader=reader_of(service, codec))
+        name, reader = name_of(service), reader_of(service, codec)
+        return AsyncTicket(self, *await self._conversation.submit(name, body, headers, given), reader=reader)
 
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: Service[Any, O]) -> "AsyncTicket[O, Reply]": ...
@@ -484,35 +389,7 @@ class AsyncTitanic:
             InvalidUUID: `uuid` is not a UUID.
             SettingError: There is no such codec.
         """
-        return AsyncTicket(self, conversation.uuid_text(uuid), reader=reader_of(service, codec))
-
-    async def _perform(self, steps: Steps[Result]) -> Result:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = await self._take(step)
-                except ZmdpError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-    async def _take(self, step: Step) -> Reply | bool | None:
-        if isinstance(step, CallTitanic):
-            if step.timeout is None:
-                return await self.client.request(
-                    step.service, *step.frames, wait=step.wait, headers=step.headers, options=step.options
-                )
-            return await self.client.request(
-                step.service, *step.frames, timeout=step.timeout, headers=step.headers, options=step.options
-            )
-        if isinstance(step, CheckAvailable):
-            return await self.client.available(step.service)
-        await asyncio.sleep(step.seconds)
-        return None
+        return AsyncTicket(self, uuid_text(uuid), reader=reader_of(service, codec))
 
 
 class AsyncTicket(Generic[R, P]):
@@ -535,7 +412,7 @@ class AsyncTicket(Generic[R, P]):
         self.uuid = uuid
         self.service = service
         """The service's name, if the request was submitted here."""
-        self._titanic = titanic
+        self._conversation = titanic._conversation
         self._reader = reader
 
     def __repr__(self) -> str:
@@ -554,7 +431,7 @@ class AsyncTicket(Generic[R, P]):
             UnknownTicket: It was closed, or its result has expired.
             RequestError: As from `AsyncClient.request`.
         """
-        return await self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
+        return await self._conversation.ready(self.uuid)
 
     async def request(self) -> list[bytes]:
         """Return the body of the request: with a known key, that of the first one.
@@ -570,7 +447,7 @@ class AsyncTicket(Generic[R, P]):
             UnknownTicket: It was closed, or its result has expired.
             RequestError: As from `AsyncClient.request`.
         """
-        return await self._titanic._perform(conversation.request(self._titanic.client, self.uuid))
+        return await self._conversation.request(self.uuid)
 
     async def result(self, timeout: float | None = None) -> R:
         """Return the reply's FINAL once it is there.
@@ -592,8 +469,7 @@ class AsyncTicket(Generic[R, P]):
             BrokerUnreachable: No broker answers.
             ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
         """
-        steps = conversation.result(self._titanic.client, self.uuid, timeout, submitted=bool(self.service))
-        found = await self._titanic._perform(steps)
+        found = await self._conversation.result(self.uuid, timeout, submitted=bool(self.service))
         read: R = self._reader.final(found)
         return read
 
@@ -616,19 +492,10 @@ class AsyncTicket(Generic[R, P]):
         Raises:
             RequestError: As from `result`.
         """
-        client = self._titanic.client
-        cursor = PartialsCursor(client, self.uuid, start, timeout, submitted=bool(self.service))
-        while not cursor.ended:
-            stream = client.stream(conversation.REPLY, *cursor.frames, timeout=cursor.timeout, options=cursor.options)
-            try:
-                async with aclosing(stream) as parts:
-                    async for part in parts:
-                        if cursor.take(part):
-                            yield self._reader.part(part)
-                await asyncio.sleep(cursor.pause())
-            except ZmdpError as error:
-                await self._titanic._perform(cursor.failed(error))
-            cursor.check()
+        parts = self._conversation.partials(self.uuid, start, timeout, submitted=bool(self.service))
+        async with aclosing(parts):
+            async for part in parts:
+                yield self._reader.part(part)
 
     async def close(self) -> None:
         """Delete the request and its reply; if the request is running, cancel it.  Can be repeated.
@@ -639,13 +506,55 @@ class AsyncTicket(Generic[R, P]):
             TitanicError: Titanic could not delete it.
             RequestError: As from `AsyncClient.request`.
         """
-        await self._titanic._perform(conversation.close(self._titanic.client, self.uuid))
+        await self._conversation.close(self.uuid)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class _Blocking:
+    """What `Conversation` needs of a client, by one for threads: these coroutines block, so they never suspend."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def protocol(self) -> str:
+        return self._client.protocol
+
+    @property
+    def endpoint(self) -> str:
+        return self._client.endpoint
+
+    async def request(self, service: str, *frames: bytes, **how: Any) -> Reply:
+        if "timeout" in how:
+            how["retries"] = 0  # whoever limits a call, repeats it
+        return self._client.request(service, *frames, **how)
+
+    async def stream(self, service: str, *frames: bytes, **how: Any) -> AsyncGenerator[Reply, None]:
+        with closing(self._client.stream(service, *frames, retries=0, **how)) as parts:
+            for part in parts:
+                yield part
+
+    async def available(self, service: str) -> bool:
+        return self._client.available(service)
+
+
+async def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _completed(conversation: Awaitable[T]) -> T:
+    """Return the result of a conversation through a client that blocks."""
+    try:
+        next(conversation.__await__())
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a client for threads has suspended")
 
 
 def _check_client(client: object, kind: type) -> None:

@@ -1,14 +1,9 @@
-"""Sans-I/O conversation between a caller and Titanic, shared by `Titanic` and `AsyncTitanic`.
-
-Each operation is a generator of steps.  It yields `CallTitanic`, `CheckAvailable` or `Sleep`, receives the result of
-that step (or its exception), and returns the operation's result.  The clients perform the steps, one for threads and
-one for asyncio.  They read streams of PARTIALs themselves, and `PartialsCursor` keeps track.
-"""
+"""The conversation of `Titanic` and `AsyncTitanic` with Titanic: what to ask, and when to ask again."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from ..clients import (
@@ -22,10 +17,10 @@ from ..clients import (
     WorkerLost,
 )
 from ..mdp.codes import Code
-from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
+from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket, ZmdpError
 from ..mdp.wire import service_name
 from .submission import encode_options, read_uuid
-from .uuids import UNKNOWN_UUID, new_uuid_hex
+from .uuids import UNKNOWN_UUID, new_uuid
 
 LONG_POLL_SECONDS: Final = 15.0
 """How long one request for a reply waits.  Then the caller checks whether a Titanic is registered."""
@@ -35,44 +30,13 @@ RESTART_SECONDS: Final = 15.0
 """How long a call is repeated while no Titanic is registered: one may be restarting, perhaps on a busy machine."""
 RESTART_POLL_SECONDS: Final = 0.1
 """Pause between these calls."""
+RETRYABLE: Final = (RequestTimeout, StreamInterrupted, WorkerLost)
+"""Errors after which waiting for a reply goes on.  Titanic keeps it."""
 REQUEST, REPLY, CLOSE, SCHEDULE = "titanic.request", "titanic.reply", "titanic.close", "titanic.schedule"
 
 
-@dataclass(frozen=True, slots=True)
-class CallTitanic:
-    """Call one of Titanic's services and return its reply."""
-
-    service: str
-    frames: Sequence[bytes]
-    options: Mapping[str, Any] | None = None
-    headers: Mapping[str, str] | None = None
-    timeout: float | None = None
-    """Seconds for this call, which is then not repeated; None for the client's own timeout."""
-    wait: bool = True
-    """Whether the call waits at the broker until a Titanic is registered."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckAvailable:
-    """Return whether any worker offers the service."""
-
-    service: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """Sleep."""
-
-    seconds: float
-
-
-Step: TypeAlias = CallTitanic | CheckAvailable | Sleep
-Result = TypeVar("Result")
-Steps: TypeAlias = Generator[Step, Any, Result]
-
-
 class Caller(Protocol):
-    """The client through which the steps are performed."""
+    """A client, as this conversation uses it: `AsyncClient`, or one that blocks."""
 
     @property
     def protocol(self) -> str:
@@ -82,193 +46,163 @@ class Caller(Protocol):
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
 
+    @property
+    def request(self) -> Callable[..., Awaitable[Reply]]:
+        """Call a service and return its reply."""
 
-# ── operations ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def stream(self) -> Callable[..., AsyncGenerator[Any, None]]:
+        """Call a service and yield each part of its reply."""
 
-
-def submit(
-    caller: Caller,
-    service: str | bytes,
-    frames: Sequence[bytes],
-    headers: Mapping[str, str] | None,
-    options: Mapping[str, Any],
-) -> Steps[tuple[str, str]]:
-    """Submit a request; the result is its UUID and its service's name."""
-    name = service_name(service)
-    encoded = encode_options(options)
-    if caller.protocol == "X1" and "key" not in encoded:
-        # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
-        encoded["uuid"] = new_uuid_hex()
-    reply = yield from _call(caller, CallTitanic(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
-    raise_for_status(reply)
-    return reply[1].decode(), name.decode()
+    @property
+    def available(self) -> Callable[[str], Awaitable[bool]]:
+        """Return whether any worker offers a service."""
 
 
-def ready(caller: Caller, uuid: str) -> Steps[bool]:
-    """Return whether the request has ended."""
-    reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()]))
-    try:
-        return parse_reply(reply, uuid) is not None
-    except ServiceError:
-        return True
+class Conversation:
+    """What a caller says to Titanic through a client; `sleep` waits for seconds."""
 
-
-def request(caller: Caller, uuid: str) -> Steps[list[bytes]]:
-    """Return the body of the request; only for callers that speak X1."""
-    reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()], {"request": True}))
-    return [*(parse_reply(reply, uuid) or ())]
-
-
-def result(caller: Caller, uuid: str, timeout: float | None, *, submitted: bool) -> Steps[Reply]:
-    """Return the reply's FINAL, waiting for it for `timeout` seconds.
-
-    A Titanic that stops meanwhile may come back, if there has been one: when the caller `submitted` the request, or
-    since it waits.
-    """
-    deadline = Deadline(timeout)
-    if timeout == 0:
-        found = parse_reply((yield from _call(caller, CallTitanic(REPLY, [uuid.encode()]))), uuid)
-        if found is None:
-            raise _no_reply(uuid, timeout)
-        return found
-    options = {"wait": True} if caller.protocol == "X1" else None
-    pauses = _pauses()
-    registered = submitted
-    while True:
-        try:
-            reply = yield CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step)
-        except BrokerUnreachable:
-            raise
-        except RequestTimeout:
-            if not registered:
-                yield from _await_titanic(caller, deadline)
-        except WorkerLost:
-            yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
-        else:
-            found = parse_reply(reply, uuid)
-            if found is not None:
-                return found
-            yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
-        registered = True
-        deadline.check(uuid)
-
-
-def close(caller: Caller, uuid: str) -> Steps[None]:
-    """Close the request."""
-    raise_for_status((yield from _call(caller, CallTitanic(CLOSE, [uuid.encode()]))))
-
-
-def schedule(
-    caller: Caller,
-    frames: Sequence[bytes],
-    options: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Steps[Sequence[bytes]]:
-    """Ask `titanic.schedule`, and return the frames after the status."""
-    reply = yield from _call(caller, CallTitanic(SCHEDULE, frames, options or None, headers))
-    raise_for_status(reply)
-    return reply[1:]
-
-
-class PartialsCursor:
-    """A caller's position in the PARTIALs of a reply, across interrupted streams.
-
-    Read a stream of `titanic.reply` with `frames`, `options` and `timeout`; pass each part to `take`.  When it ends,
-    sleep for `pause()`; if it fails, call `failed`.  Continue until `ended`.
-    """
-
-    def __init__(self, caller: Caller, uuid: str, start: int, timeout: float | None, *, submitted: bool) -> None:
-        self.ended = False
-        self.frames = [uuid.encode()]
+    def __init__(self, caller: Caller, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._caller = caller
-        self._uuid = uuid
-        self._registered = submitted
-        """Whether a Titanic was registered: if it stops, it may come back."""
-        self._position = start
-        self._silence = timeout
-        self._deadline = Deadline(timeout)
-        self._pauses = _pauses()
+        self._sleep = sleep
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the next stream."""
-        return {"partials": True, "from": self._position, "wait": True}
+    async def submit(
+        self,
+        service: str | bytes,
+        frames: Sequence[bytes],
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any],
+    ) -> tuple[str, str]:
+        """Submit a request, and return its UUID and its service's name."""
+        name = service_name(service)
+        encoded = encode_options(options)
+        if self._caller.protocol == "X1" and "key" not in encoded:
+            # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
+            encoded["uuid"] = new_uuid().hex
+        reply = await self._call(REQUEST, name, *(frames or (b"",)), options=encoded or None, headers=headers)
+        raise_for_status(reply)
+        return reply[1].decode(), name.decode()
 
-    @property
-    def timeout(self) -> float:
-        """Seconds for which the next stream may be silent."""
-        return self._deadline.step
+    async def ready(self, uuid: str) -> bool:
+        """Return whether the request has ended."""
+        reply = await self._call(REPLY, uuid.encode())
+        try:
+            return parse_reply(reply, uuid) is not None
+        except ServiceError:
+            return True
 
-    def take(self, part: Reply) -> bool:
-        """Return whether `part` is a PARTIAL of the reply.  Raises the request's error."""
-        self._registered = True
-        if part.final:
-            self.ended = parse_reply(part, self._uuid) is not None
-            return False
-        self._position += 1
-        self._deadline, self._pauses = Deadline(self._silence), _pauses()
-        return True
+    async def request(self, uuid: str) -> list[bytes]:
+        """Return the body of the request; only for callers that speak X1."""
+        reply = await self._call(REPLY, uuid.encode(), options={"request": True})
+        return [*(parse_reply(reply, uuid) or ())]
 
-    def pause(self) -> float:
-        """Return how long to sleep before the next stream; Titanic has ended the last one before the request ended."""
-        return 0.0 if self.ended else max(0.0, min(next(self._pauses), self._deadline.remaining))
+    async def result(self, uuid: str, timeout: float | None, *, submitted: bool) -> Reply:
+        """Return the reply's FINAL, waiting for it for `timeout` seconds.
 
-    def check(self) -> None:
-        """Raise `RequestTimeout` if the timeout has passed."""
-        if not self.ended:
-            self._deadline.check(self._uuid)
+        A Titanic that stops meanwhile may come back, if there has been one: when the caller `submitted` the request, or
+        since it waits.
+        """
+        deadline = Deadline(timeout)
+        if timeout == 0:
+            found = parse_reply(await self._call(REPLY, uuid.encode()), uuid)
+            if found is None:
+                raise _no_reply(uuid, timeout)
+            return found
+        options = {"wait": True} if self._caller.protocol == "X1" else None
+        pauses = _pauses()
+        while True:
+            try:
+                reply = await self._caller.request(REPLY, uuid.encode(), options=options, timeout=deadline.step)
+                if (found := parse_reply(reply, uuid)) is not None:
+                    return found
+                await self._sleep(deadline.limit(next(pauses)))
+            except RETRYABLE as error:
+                await self._await_return(error, deadline, pauses, registered=submitted)
+            submitted = True
+            deadline.check(uuid)
 
-    def failed(self, error: Exception) -> Steps[None]:
-        """Return if another stream may succeed; otherwise raise the error, or `ServiceNotFound`."""
-        retryable = RequestTimeout | StreamInterrupted | WorkerLost
-        if isinstance(error, BrokerUnreachable) or not isinstance(error, retryable):
+    async def partials(
+        self, uuid: str, start: int, timeout: float | None, *, submitted: bool
+    ) -> AsyncGenerator[Reply, None]:
+        """Yield the reply's PARTIALs from number `start` on, across interrupted streams, until the request has ended.
+
+        `timeout` limits the silence.  Raises the request's error.
+        """
+        deadline, pauses = Deadline(timeout), _pauses()
+        while True:
+            options = {"partials": True, "from": start, "wait": True}
+            try:
+                stream = self._caller.stream(REPLY, uuid.encode(), timeout=deadline.step, options=options)
+                async with aclosing(stream):
+                    async for part in stream:
+                        submitted = True
+                        if not part.final:
+                            start += 1
+                            deadline, pauses = Deadline(timeout), _pauses()
+                            yield part
+                        elif parse_reply(part, uuid) is not None:
+                            return
+                await self._sleep(deadline.limit(next(pauses)))  # Titanic has ended it before the request has ended
+            except RETRYABLE as error:
+                await self._await_return(error, deadline, pauses, registered=submitted)
+            submitted = True
+            deadline.check(uuid)
+
+    async def close(self, uuid: str) -> None:
+        """Close the request."""
+        raise_for_status(await self._call(CLOSE, uuid.encode()))
+
+    async def schedule(
+        self,
+        frames: Sequence[bytes],
+        options: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Sequence[bytes]:
+        """Ask `titanic.schedule`, and return the frames after the status."""
+        reply = await self._call(SCHEDULE, *frames, options=options or None, headers=headers)
+        raise_for_status(reply)
+        return reply[1:]
+
+    async def _call(self, service: str, *frames: bytes, **how: Any) -> Reply:
+        """Call a service, again for `RESTART_SECONDS` while no Titanic is registered; then raise `ServiceNotFound`.
+
+        Every call can be repeated: if a Titanic was lost with it, the request may be stored, but it has a UUID or a
+        key.  Only X1 tells at once that there is no Titanic.
+        """
+        numbered = self._caller.protocol == "X1"
+        until: float | None = None
+        while True:
+            try:
+                return await self._caller.request(service, *frames, **how, wait=not numbered)
+            except (ServiceNotFound, WorkerLost):
+                now = time.monotonic()
+                until = now + RESTART_SECONDS if until is None else until
+                if now >= until:
+                    raise no_titanic(self._caller.endpoint, service) from None
+                await self._sleep(RESTART_POLL_SECONDS)
+            except RequestTimeout as error:
+                if not (numbered or isinstance(error, BrokerUnreachable) or await self._caller.available(service)):
+                    raise no_titanic(self._caller.endpoint, service) from None
+                raise
+
+    async def _await_return(
+        self, error: ZmdpError, deadline: "Deadline", pauses: Iterator[float], *, registered: bool
+    ) -> None:
+        """Return when another try may succeed; otherwise raise the error, or `ServiceNotFound`.
+
+        A Titanic that was `registered` before may come back.  Others get `RESTART_SECONDS`, or the time until the
+        deadline, to register.
+        """
+        if isinstance(error, BrokerUnreachable):
             raise error
         if not isinstance(error, RequestTimeout):
-            yield Sleep(self.pause())
-        elif not self._registered:
-            yield from _await_titanic(self._caller, self._deadline)
-        self._registered = True
-
-
-def _call(caller: Caller, call: CallTitanic) -> Steps[Reply]:
-    """Perform the call and return the reply.  Raises `ServiceNotFound` if no Titanic is registered."""
-    if caller.protocol == "X1":
-        return (yield from _call_registered(caller, call))
-    try:
-        reply: Reply = yield call
-    except RequestTimeout as error:
-        if not isinstance(error, BrokerUnreachable) and not (yield CheckAvailable(call.service)):
-            raise no_titanic(caller, call.service) from None
-        raise
-    return reply
-
-
-def _call_registered(caller: Caller, call: CallTitanic) -> Steps[Reply]:
-    """Perform a call that fails at once while no Titanic is registered, until `RESTART_SECONDS` have passed.
-
-    Every call can be repeated: if a Titanic was lost with it, the request may be stored, but it has a UUID or a key.
-    """
-    until: float | None = None
-    while True:
-        try:
-            reply: Reply = yield replace(call, wait=False)
-        except (ServiceNotFound, WorkerLost):
-            now = time.monotonic()
-            until = now + RESTART_SECONDS if until is None else until
-            if now >= until:
-                raise no_titanic(caller, call.service) from None
-            yield Sleep(RESTART_POLL_SECONDS)
-        else:
-            return reply
-
-
-def _await_titanic(caller: Caller, deadline: "Deadline") -> Steps[None]:
-    """Wait until a Titanic is registered, for `RESTART_SECONDS` or until the deadline."""
-    until = time.monotonic() + min(RESTART_SECONDS, deadline.remaining)
-    while not (yield CheckAvailable(REPLY)):
-        if time.monotonic() >= until:
-            raise no_titanic(caller, REPLY) from None
-        yield Sleep(RESTART_POLL_SECONDS)
+            await self._sleep(deadline.limit(next(pauses)))
+        elif not registered:
+            until = time.monotonic() + min(RESTART_SECONDS, deadline.remaining)
+            while not await self._caller.available(REPLY):
+                if time.monotonic() >= until:
+                    raise no_titanic(self._caller.endpoint, REPLY) from None
+                await self._sleep(RESTART_POLL_SECONDS)
 
 
 # ── replies and errors ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,10 +236,10 @@ def parse_reply(reply: Reply, uuid: str) -> Reply | None:
     return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
 
 
-def no_titanic(caller: Caller, service: str) -> ServiceNotFound:
+def no_titanic(endpoint: str, service: str) -> ServiceNotFound:
     """Return the error for a broker at which no Titanic is registered."""
     return ServiceNotFound(
-        f"no Titanic is registered at {caller.endpoint}, so nobody offers {service}: start one with `titanic serve`",
+        f"no Titanic is registered at {endpoint}, so nobody offers {service}: start one with `titanic serve`",
         service=service,
     )
 
@@ -359,6 +293,10 @@ class Deadline:
         """Seconds for the next call."""
         remaining = self.remaining
         return min(remaining, LONG_POLL_SECONDS) if remaining > 0 else LONG_POLL_SECONDS
+
+    def limit(self, pause: float) -> float:
+        """Return how long to pause: no longer than until the deadline."""
+        return max(0.0, min(pause, self.remaining))
 
     def check(self, uuid: str) -> None:
         """Raise `RequestTimeout` if the deadline has passed."""

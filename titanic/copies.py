@@ -3,8 +3,8 @@
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +14,11 @@ from sqlalchemy.engine import URL, Connection, Engine
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError, TitanicError
 from . import schema
-from .store.models import ENDED, Base
+from .store.models import ENDED_SEQUENCE, Base
 from .store.tables import COUNTERS, KEYS, PARTS, REQUESTS, SCHEDULES
 
 PAGES_AT_ONCE: Final = 1024
-"""Pages that are copied between two reports of the progress."""
+"""Pages that are copied before Python looks whether somebody has interrupted it."""
 ROWS_AT_ONCE: Final = 1000
 """Maximum number of rows that are inserted at a time."""
 BYTES_AT_ONCE: Final = 16 << 20
@@ -29,20 +29,11 @@ what Spark has staged is not accepted yet, so Spark writes it again."""
 _SIDECARS: Final = ("-wal", "-shm", "-journal")
 """What SQLite adds to a file's name for files that it would take for a part of the database."""
 
-Advance = Callable[[int], None]
-"""Told how much more was done."""
-
 
 # ── a backup ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def count_pages(engine: Engine) -> int:
-    """Return how many pages `back_up` would copy now."""
-    with engine.connect() as connection:
-        return int(connection.exec_driver_sql("PRAGMA page_count").scalar_one())
-
-
-def back_up(engine: Engine, target: Path, advance: Advance) -> int:
+def back_up(engine: Engine, target: Path) -> int:
     """Copy the SQLite database of a reading `engine`, as it is at one moment, to a new file, and return its size.
 
     The copy is one file, on disk when this returns.  It appears when it is complete; until then its name ends in
@@ -62,7 +53,7 @@ def back_up(engine: Engine, target: Path, advance: Advance) -> int:
             if schema.current(connection) is None:  # this also decides which moment is copied
                 raise TitanicError(f"{schema.shown(engine.url)} has no tables of Titanic", code=Code.FAILED)
             os.chmod(part, os.stat(str(engine.url.database)).st_mode & 0o777)
-            _copy_pages(connection, part, advance)
+            _copy_pages(connection, part)
             return part.stat().st_size
     except (sqlite3.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -93,27 +84,19 @@ def _new_file(target: Path) -> Iterator[Path]:
         os.close(folder)
 
 
-def _copy_pages(connection: Connection, part: Path, advance: Advance) -> None:
+def _copy_pages(connection: Connection, part: Path) -> None:
     source: Any = connection.connection.driver_connection
-    done = 0
-
-    def progress(status: int, left: int, total: int) -> None:
-        nonlocal done
-        del status
-        advance(total - left - done)
-        done = total - left
-
     with closing(sqlite3.connect(part, isolation_level=None)) as copy:
         copy.execute("PRAGMA synchronous=OFF")  # the whole file is synchronized in the end
         # The open transaction keeps the moment.  Without it, the copy would begin again whenever somebody writes.
-        source.backup(copy, pages=PAGES_AT_ONCE, progress=progress)
+        source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda *_: None)
         copy.execute("PRAGMA journal_mode=DELETE")  # a single file, which can be copied and read without more
 
 
 # ── a move to PostgreSQL ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def move(source: URL, target: Engine, advance: Advance) -> dict[str, int]:
+def move(source: URL, target: Engine) -> dict[str, int]:
     """Copy everything from the SQLite database `source` to the empty tables of `target`, on PostgreSQL, in one
     transaction, and return how many rows of each table.  The file stays as it is.
 
@@ -133,11 +116,11 @@ def move(source: URL, target: Engine, advance: Advance) -> dict[str, int]:
                     f"{schema.shown(target.url)} is not empty ({table.name} has rows), so nothing was moved",
                     code=Code.FAILED,
                 )
-        moved = {table.name: _move_rows(reading, writing, table, advance) for table in _MOVED}
+        moved = {table.name: _move_rows(reading, writing, table) for table in _MOVED}
         latest = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'titanic_requests'"
         ended = sa.select(COUNTERS.c.value).where(COUNTERS.c.name == "ended")
         _advance_sequence(writing, f"{REQUESTS.name}_id_seq", reading.exec_driver_sql(latest).scalar())
-        _advance_sequence(writing, ENDED.name, reading.scalar(ended))
+        _advance_sequence(writing, ENDED_SEQUENCE.name, reading.scalar(ended))
     return moved
 
 
@@ -167,13 +150,12 @@ def _alone(url: URL) -> Iterator[Connection]:
         raise TitanicError(f"{schema.shown(url)}: {reason}", code=Code.FAILED) from None
 
 
-def _move_rows(reading: Connection, writing: Connection, table: sa.Table, advance: Advance) -> int:
+def _move_rows(reading: Connection, writing: Connection, table: sa.Table) -> int:
     rows = reading.execute(sa.select(table).order_by(*table.primary_key))
     count = 0
     for some in _bounded(rows):
         writing.execute(sa.insert(table), some)
         count += len(some)
-        advance(len(some))
     return count
 
 
@@ -195,15 +177,3 @@ def _advance_sequence(connection: Connection, name: str, used: int | None) -> No
     """Let a sequence go on after the last number that was used."""
     if used:
         connection.execute(sa.select(sa.func.setval(name, used)))
-
-
-def count_rows(source: URL) -> int:
-    """Return about how many rows `move` would copy now; 0 if that cannot be read."""
-    engine = schema.open_engine(source, write=False)
-    try:
-        with suppress(sa.exc.DBAPIError), engine.begin() as connection:
-            counts = (sa.select(sa.func.count()).select_from(table).scalar_subquery() for table in _MOVED)
-            return sum(connection.execute(sa.select(*counts)).one())
-    finally:
-        engine.dispose()
-    return 0

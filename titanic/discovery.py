@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ..clients import AsyncClient, RequestError, RequestTimeout
 from . import store
-from .backlog import Backlog
 from .batches import BatchExecutor, StoreError
 from .dispatcher import Dispatcher
 
@@ -32,37 +31,30 @@ class Discovery:
         client: The client that asks.
         writer: Finds services with pending requests.
         dispatcher: Told what all workers of each service can take.
-        backlog: Asked to look for requests for services that are new.
     """
 
-    def __init__(self, client: AsyncClient, writer: BatchExecutor, dispatcher: Dispatcher, backlog: Backlog) -> None:
+    def __init__(self, client: AsyncClient, writer: BatchExecutor, dispatcher: Dispatcher) -> None:
         self._client = client
         self._writer = writer
         self._dispatcher = dispatcher
-        self._backlog = backlog
         self.answered = False
         """Whether the broker has answered the last question."""
         self._page = ""
         """The last service that was asked for one by one."""
-        self._now = asyncio.Event()
-
-    def hasten(self) -> None:
-        """Ask again soon: there are requests for a service that had no workers."""
-        self._now.set()
 
     async def run(self) -> None:
         """Ask periodically until cancelled."""
         while True:
-            self._now.clear()
+            self._dispatcher.unknown.clear()
             found = await self._find()
             self.answered, offered = found is not None, found or {}
             if not offered.keys() <= self._dispatcher.offered.keys():
-                self._backlog.look.set()  # there may be requests for the new services
+                self._dispatcher.look.set()  # there may be requests for the new services
             self._dispatcher.offer(offered)
             await asyncio.sleep(MIN_DISCOVERY_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(DISCOVERY_SECONDS):
-                    await self._now.wait()
+                    await self._dispatcher.unknown.wait()
 
     async def _find(self) -> dict[str, int] | None:
         """Return the credit of each service that has any; None if the broker does not tell."""

@@ -6,18 +6,21 @@ So a slow service does not delay others, and urgent requests run first.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
 from . import store
-from .attempts import Attempts
+from .attempts import Attempt, Means
 from .batches import StoreError
 from .database import Database
-from .lanes import Lane, Running
-from .results import Results
+from .lanes import Lane
+from .metrics import Metrics
+from .quota import Quota
 from .retries import AttemptResult, log_fields
+from .submission import Submission
 
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
@@ -31,25 +34,35 @@ class Dispatcher:
     """The requests that this Titanic is running, in a lane for each service.
 
     Args:
-        database: Claims and releases requests.
-        attempts: Executes them.
-        results: Stores what follows.
+        database: Claims and releases requests, and stores what has become of them.
+        means: What attempts to execute them are made with.
+        quota: Told of each request that was stored or has ended.
+        metrics: Counts them too.
         lease: Until when claimed requests belong to this Titanic.
     """
 
-    def __init__(self, database: Database, attempts: Attempts, results: Results, lease: store.Lease) -> None:
+    def __init__(self, database: Database, means: Means, quota: Quota, metrics: Metrics, lease: store.Lease) -> None:
         self._database = database
-        self._attempts = attempts
-        self._results = results
+        self._means = means
+        self._quota = quota
+        self._metrics = metrics
         self._lease = lease
         self._lanes: dict[str, Lane] = {}
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, Attempt] = {}
         self._bytes = 0
         """Size of the bodies of running requests."""
+        self._unstored = 0
+        """Results that are not stored yet."""
+        self._unstored_bytes = 0
+        """Size of their replies."""
         self._offered: dict[str, int] = {}
         self._stopped = False
         self._none_running = asyncio.Event()
         """Set when the last running request has ended."""
+        self.look = asyncio.Event()
+        """Set when maintenance should look for requests that are due before its interval ends."""
+        self.unknown = asyncio.Event()
+        """Set when a request was stored for a service that has no workers, as far as is known."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -68,8 +81,7 @@ class Dispatcher:
         self._offered = offered
         for lane in list(self._lanes.values()):
             lane.credit = offered.get(lane.service, 0)
-            self._send(lane)
-            self.fill(lane)
+            self._proceed(lane)
 
     def lane(self, service: str) -> Lane:
         """Return the service's lane, a new one if it has none."""
@@ -87,10 +99,33 @@ class Dispatcher:
 
     # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fill(self, lane: Lane) -> None:
+    def accepted(self, wanted: Sequence[Submission], uuids: Sequence[UUID | None]) -> None:
+        """Have requests executed that were stored; `uuids` is what `store.accept` has returned."""
+        for each, uuid in zip(wanted, uuids, strict=True):
+            if uuid is None:
+                continue
+            if uuid != each.uuid:
+                self._metrics.repeated += 1
+                continue
+            self._metrics.accepted += 1
+            self._quota.add(each.service, 1)
+            if each.due > self._database.clock.now():
+                self.look.set()
+            elif not self._offered.get(each.service):
+                self.unknown.set()  # if there are workers by now, maintenance finds the request
+            else:
+                self.claim(each.service)
+
+    def claim(self, service: str) -> None:
+        """Take requests for the service, of which there are some."""
+        lane = self.lane(service)
+        lane.look()
+        self._fill(lane)
+
+    def _fill(self, lane: Lane) -> None:
         """Take further requests for the service if there may be some and there is room for them."""
-        left = MAX_BYTES - self._bytes - self._results.unstored_bytes
-        if self._stopped or self._results.unstored >= MAX_UNSTORED or (left <= 0 and lane.held):
+        left = MAX_BYTES - self._bytes - self._unstored_bytes
+        if self._stopped or self._unstored >= MAX_UNSTORED or (left <= 0 and lane.held):
             return
         limit = lane.begin_claim()
         if limit:
@@ -104,76 +139,86 @@ class Dispatcher:
         lane.end_claim(exhausted=len(done.result()) < limit)
         for claimed in done.result():
             self._add(lane, claimed)
-        self._send(lane)
-        self.fill(lane)
+        self._proceed(lane)
 
     def _add(self, lane: Lane, claimed: store.Claimed) -> None:
         """Add a request that was claimed."""
         if self._stopped:
             return  # `drain` releases it
-        before = self._running.get(claimed.id)
-        if before is not None:
-            self.abandon(before)
-        self._running[claimed.id] = lane.add(claimed)
+        self.abandon(self._running.get(claimed.id))
+        self._running[claimed.id] = attempt = Attempt(self._means, claimed, self._ended)
         self._bytes += len(claimed.body)
+        lane.add(attempt)
 
     # ── executing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, lane: Lane) -> None:
-        """Send the broker as many requests as the service's workers can take."""
-        while lane.buffer and lane.is_free and not self._stopped:
-            running = lane.take()
-            running.attempt = self._attempts.begin(running.claimed, partial(self._answered, running))
+    def _proceed(self, lane: Lane) -> None:
+        """Send the broker as many requests as the service's workers can take, and take further ones."""
+        while not self._stopped and (attempt := lane.next()) is not None:
+            self._metrics.attempts += 1
+            attempt.begin()
+        self._fill(lane)
 
-    def _answered(self, running: Running, result: AttemptResult) -> None:
+    def _ended(self, attempt: Attempt, result: AttemptResult) -> None:
         """Store the result of an attempt, and send the broker the next request."""
-        running.answered = True
-        self._results.store_result(running.claimed, result, partial(self._stored, running))
-        self._executed(running.lane)
+        self._unstored += 1
+        self._unstored_bytes += _size(result)
+        work: Any = store.finish if isinstance(result, store.Outcome) else store.reschedule
+        self._database.writer.insist(work, result, partial(self._stored, attempt, result))
+        self._executed(attempt)
 
-    def _executed(self, lane: Lane) -> None:
+    def _stored(self, attempt: Attempt, result: AttemptResult, current: bool | None) -> None:
+        """Tell that a result was stored; an outcome only if its attempt was `current`."""
+        claimed = attempt.claimed
+        self._unstored -= 1
+        self._unstored_bytes -= _size(result)
+        self._forget(attempt)
+        if isinstance(result, store.Outcome):
+            self._quota.add(claimed.service, -1)
+            self._metrics.ended(result.code)
+            self._means.callers.ended(claimed.uuid, result if current else None)
+        else:
+            self._metrics.retries += 1
+            self.look.set()
+            self._means.callers.progressed(claimed.uuid)
+        self._fill(self.lane(claimed.service))
+
+    def _executed(self, attempt: Attempt) -> None:
+        lane = self._lanes[attempt.claimed.service]
         lane.executed()
-        self._send(lane)
-        self.fill(lane)
-
-    def _stored(self, running: Running) -> None:
-        self._forget(running)
-        self.fill(running.lane)
+        self._proceed(lane)
 
     # ── what is running ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def running(self) -> Mapping[int, Running]:
+    def running(self) -> Mapping[int, Attempt]:
         """The requests that this Titanic has claimed and whose outcomes are not stored yet, by their ids."""
         return self._running
 
     def closed(self, id_: int) -> None:
         """Record that a request was closed."""
-        running = self._running.get(id_)
-        if running is not None:
-            self.abandon(running)
+        self.abandon(self._running.get(id_))
 
-    def abandon(self, running: Running) -> None:
+    def abandon(self, attempt: Attempt | None) -> None:
         """Give up a request that belongs to another Titanic now, or was closed, unless that was done before."""
-        if self._running.get(running.claimed.id) is not running:
+        if attempt is None or self._running.get(attempt.claimed.id) is not attempt:
             return
-        if running.attempt is None:
-            running.lane.drop(running)
-            self._forget(running)
-        elif not running.answered:
+        if not attempt.is_sent:
+            self._lanes[attempt.claimed.service].drop(attempt)
+            self._forget(attempt)
+        elif not attempt.is_over:
             log.info(
-                "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex,
-                extra=log_fields(running.claimed),
+                "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", attempt.claimed.uuid.hex,
+                extra=log_fields(attempt.claimed),
             )  # fmt: skip
-            running.answered = True
-            running.attempt.cancel()
-            self._forget(running)
-            self._executed(running.lane)
+            attempt.cancel()
+            self._forget(attempt)
+            self._executed(attempt)
 
-    def _forget(self, running: Running) -> None:
-        self._bytes -= len(running.claimed.body)
-        if self._running.get(running.claimed.id) is running:
-            del self._running[running.claimed.id]
+    def _forget(self, attempt: Attempt) -> None:
+        self._bytes -= len(attempt.claimed.body)
+        if self._running.get(attempt.claimed.id) is attempt:
+            del self._running[attempt.claimed.id]
         if not self._running:
             self._none_running.set()
 
@@ -182,7 +227,7 @@ class Dispatcher:
         return {
             "claimed": len(self._running),
             "in_flight": sum(lane.in_flight for lane in self._lanes.copy().values()),
-            "unstored": self._results.unstored,
+            "unstored": self._unstored,
             "services": len(self._offered),
         }
 
@@ -198,9 +243,9 @@ class Dispatcher:
         Meanwhile maintenance must continue, which renews the lease.
         """
         for lane in self._lanes.values():
-            for running in list(lane.buffer):
-                self.abandon(running)
-        left: list[Running] = []
+            for attempt in list(lane.buffer):
+                self.abandon(attempt)
+        left: list[Attempt] = []
         if self._running:
             log.info("waiting up to %g s for %d running requests", round(timeout, 1), len(self._running))
             self._none_running.clear()
@@ -210,11 +255,15 @@ class Dispatcher:
                         await self._none_running.wait()
             finally:
                 left = list(self._running.values())
-                for running in left:
-                    self.abandon(running)
+                for attempt in left:
+                    self.abandon(attempt)
         if left:
             services = ", ".join(sorted({each.claimed.service for each in left}))
             log.warning("gave up %d running requests of %s: they are executed again", len(left), services)
         with suppress(StoreError):
             await self._database.writer.submit(store.release, self._lease.holder)
         return len(left)
+
+
+def _size(result: AttemptResult) -> int:
+    return len(result.reply or b"") if isinstance(result, store.Outcome) else 0

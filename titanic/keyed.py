@@ -67,5 +67,5 @@ class KeyedRows:
                 options={**self._options, "key": key},
             )  # fmt: skip
         except ServiceNotFound:
-            raise no_titanic(self._client, REQUEST) from None
+            raise no_titanic(self._client.endpoint, REQUEST) from None
         return parse_reply(Reply(reply, service=REQUEST, final=True), "")

@@ -3,7 +3,6 @@
 from collections import deque
 from typing import Final
 
-from . import store
 from .attempts import Attempt
 
 PREFETCH_FACTOR: Final = 2
@@ -14,26 +13,10 @@ MAX_CLAIMED: Final = 2000
 """Maximum number of requests claimed for one service."""
 
 
-class Running:
-    """A request that this Titanic has claimed, until its outcome is stored."""
-
-    __slots__ = ("answered", "attempt", "claimed", "lane")
-
-    def __init__(self, claimed: store.Claimed, lane: "Lane") -> None:
-        self.claimed = claimed
-        self.lane = lane
-        self.attempt: Attempt | None = None
-        """Its attempt, once it was sent to the broker."""
-        self.answered = False
-        """Whether the attempt has ended: its result is being stored, or it was given up."""
-
-
 class Lane:
-    """The requests of one service that are claimed or being executed."""
+    """The requests of one service that are claimed or being executed.  It decides; the dispatcher asks."""
 
-    __slots__ = (
-        "ahead", "arrived", "buffer", "claiming", "credit", "ended", "held", "in_flight", "pending", "service",
-    )  # fmt: skip
+    __slots__ = ("ahead", "arrived", "buffer", "claiming", "credit", "ended", "held", "in_flight", "pending", "service")
 
     def __init__(self, service: str, credit: int) -> None:
         self.service = service
@@ -43,8 +26,8 @@ class Lane:
         """Whether there may be requests to claim."""
         self.claiming = False
         self.arrived = False
-        """Whether a request was stored since the last claim began."""
-        self.buffer: deque[Running] = deque()
+        """Whether the database was said to have requests since the last claim began."""
+        self.buffer: deque[Attempt] = deque()
         """Requests that are claimed but not yet sent to the broker."""
         self.held = 0
         """Requests that are claimed and have no outcome yet."""
@@ -59,10 +42,6 @@ class Lane:
 
     def look(self) -> None:
         """Note that the database has requests for the service."""
-        self.pending = True
-
-    def arrive(self) -> None:
-        """Note that a request for the service was stored."""
         self.pending = self.arrived = True
 
     def begin_claim(self) -> int:
@@ -88,26 +67,21 @@ class Lane:
         """How many requests may be claimed in all."""
         return min(self.credit * PREFETCH_FACTOR + self.ahead, MAX_CLAIMED)
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the broker may get the next request."""
-        return self.in_flight < self.credit * PREFETCH_FACTOR
-
-    def add(self, claimed: store.Claimed) -> Running:
+    def add(self, attempt: Attempt) -> None:
         """Add a request that was claimed."""
-        running = Running(claimed, self)
-        self.buffer.append(running)
+        self.buffer.append(attempt)
         self.held += 1
-        return running
 
-    def take(self) -> Running:
-        """Return the next request to send to the broker."""
+    def next(self) -> Attempt | None:
+        """Return the next request to send to the broker; None if there is none, or its workers have enough."""
+        if not self.buffer or self.in_flight >= self.credit * PREFETCH_FACTOR:
+            return None
         self.in_flight += 1
         return self.buffer.popleft()
 
-    def drop(self, running: Running) -> None:
+    def drop(self, attempt: Attempt) -> None:
         """Remove a request that was not sent."""
-        self.buffer.remove(running)
+        self.buffer.remove(attempt)
         self.held -= 1
 
     def executed(self) -> None:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Final
 
 from . import store
-from .backlog import Backlog
+from .attempts import Attempt
 from .batches import StoreError
 from .database import Database
 from .dispatcher import Dispatcher
-from .lanes import Running
+from .quota import Quota
 from .retries import RetryPolicy
 
 MAINTENANCE_SECONDS: Final = 0.5
@@ -31,7 +31,7 @@ class Maintenance:
     Args:
         database: Executes the statements.
         dispatcher: Executes the requests that are found.
-        backlog: What is counted.
+        quota: Told how many there are.
         retries: Decides what follows for requests that are running unknown to the dispatcher.
         lease: Renewed.
     """
@@ -40,13 +40,13 @@ class Maintenance:
         self,
         database: Database,
         dispatcher: Dispatcher,
-        backlog: Backlog,
+        quota: Quota,
         retries: RetryPolicy,
         lease: store.Lease,
     ) -> None:
         self._database = database
         self._dispatcher = dispatcher
-        self._backlog = backlog
+        self._quota = quota
         self._retries = retries
         self._lease = lease
         self._looked_at = 0.0
@@ -57,8 +57,8 @@ class Maintenance:
         renew_at = count_at = 0.0
         while True:
             now = time.monotonic()  # the clock may be set
-            count = self._backlog.take_refused() or now >= count_at
-            self._backlog.look.clear()
+            count = self._quota.take_refused() or now >= count_at
+            self._dispatcher.look.clear()
             known = dict(self._dispatcher.running)
             asked = store.MaintenanceRound(
                 self._lease, self._database.clock, renew_at, count, tuple(self._dispatcher.offered)
@@ -75,21 +75,19 @@ class Maintenance:
                 pause = pause_after(found, self._database.clock.now())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._backlog.look.wait()
+                    await self._dispatcher.look.wait()
 
-    def _apply(self, found: store.Findings, known: Mapping[int, Running]) -> None:
+    def _apply(self, found: store.Findings, known: Mapping[int, Attempt]) -> None:
         if found.waiting is not None:
-            self._backlog.counted(found.waiting)
-        for id_, running in known.items():
-            if found.held.get(id_) != running.claimed.attempt:
-                self._dispatcher.abandon(running)
+            self._quota.counted(found.waiting)
+        for id_, attempt in known.items():
+            if found.held.get(id_) != attempt.claimed.attempt:
+                self._dispatcher.abandon(attempt)
         for id_ in found.held.keys() - self._dispatcher.running.keys():  # their claim's answer was lost
             again = self._retries.reschedule(id_, found.held[id_])
             self._database.writer.submit(store.reschedule, again).add_done_callback(_ignore_failure)
         for service in found.services:
-            lane = self._dispatcher.lane(service)
-            lane.look()
-            self._dispatcher.fill(lane)
+            self._dispatcher.claim(service)
         now = time.monotonic()
         self._dispatcher.observe(max(now - self._looked_at, MAINTENANCE_SECONDS))
         self._looked_at = now

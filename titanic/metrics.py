@@ -39,10 +39,6 @@ class CommitMetrics:
         self.seconds.add(bisect_left(COMMIT_BOUNDS, seconds), seconds)
         self.items.add(bisect_left(BATCH_BOUNDS, items), items)
 
-    def failed(self) -> None:
-        """Count a transaction that failed."""
-        self.failures += 1
-
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by name, ready for JSON."""
         return {
@@ -77,27 +73,6 @@ class Metrics:
         """Requests that ended: `OK`, or the code of the failure."""
         self.commits = {"writer": CommitMetrics(), "keys": CommitMetrics()}
         """By thread; that of the keys is used with PostgreSQL only."""
-
-    def stored(self, new: int, repeated: int) -> None:
-        """Count requests that were stored, and requests whose key was known."""
-        self.accepted += new
-        self.repeated += repeated
-
-    def refused(self, reason: str) -> None:
-        """Count a request that was not stored."""
-        self.rejected[reason] += 1
-
-    def attempted(self) -> None:
-        """Count an attempt that begins."""
-        self.attempts += 1
-
-    def lost(self, workers: int) -> None:
-        """Count workers that were lost while they handled a request."""
-        self.deaths += workers
-
-    def retried(self) -> None:
-        """Count an attempt after which the request waits for another."""
-        self.retries += 1
 
     def ended(self, code: int | None) -> None:
         """Count a request that ended: with a reply, or with a failure of this code."""

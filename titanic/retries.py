@@ -95,7 +95,7 @@ class RetryPolicy:
         """Return what follows an attempt that has ended with `error`."""
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
-            self._metrics.lost(error.workers_lost)
+            self._metrics.deaths += error.workers_lost
             deaths = claimed.deaths + error.workers_lost
             if deaths > claimed.deaths and deaths >= self._max_deaths:
                 reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"

@@ -6,12 +6,11 @@ from typing import Any, Unpack
 
 from ..clients import Client
 from ..mdp.wire import service_name
-from . import conversation
-from .client import Titanic
+from .client import Titanic, _completed
 from .schedules import SCHEDULE_OPTIONS, ScheduleOptions
 from .submission import encode_options
 from .typed import ServiceOrName, body_of, name_of, options_of
-from .uuids import new_uuid_hex
+from .uuids import new_uuid
 
 
 class Schedules:
@@ -31,7 +30,7 @@ class Schedules:
     """
 
     def __init__(self, client: Client) -> None:
-        self._titanic = Titanic(client)
+        self._conversation = Titanic(client)._conversation
 
     def add(
         self,
@@ -154,7 +153,7 @@ class Schedules:
             TitanicError: Titanic failed.
             RequestError: As from `Client.request`.
         """
-        (uuid,) = self._change("run", name, owner, uuid=new_uuid_hex())
+        (uuid,) = self._change("run", name, owner, uuid=new_uuid().hex)
         return uuid.decode()
 
     def _change(self, action: str, name: str, owner: str | None, **options: str) -> Sequence[bytes]:
@@ -168,7 +167,7 @@ class Schedules:
         options: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Sequence[bytes]:
-        return self._titanic._perform(conversation.schedule(self._titanic.client, frames, options, headers))
+        return _completed(self._conversation.schedule(frames, options, headers))
 
 
 def _encoded(name: str) -> bytes:

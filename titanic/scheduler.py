@@ -10,16 +10,16 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ..mdp.codes import Code
+from ..mdp.errors import TitanicError
 from ..mdp.logs import counted
 from ..workers import Request
 from . import store
-from .acceptance import Acceptance
-from .backlog import Backlog
 from .batches import StoreError
 from .database import Database
+from .dispatcher import Dispatcher
+from .quota import Quota
 from .schedules import parse_name, parse_schedule
-from .service import OK, refusal, rejection
+from .service import OK, Full, refusal
 from .submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from .uuids import new_uuid
 
@@ -41,14 +41,14 @@ class Scheduler:
 
     Args:
         database: Has the schedules.
-        acceptance: Told what was submitted.
-        backlog: Says whether there is room for more; without, occurrences are late or missed.
+        dispatcher: Told what was submitted.
+        quota: Says whether there is room for more; without, occurrences are late or missed.
     """
 
-    def __init__(self, database: Database, acceptance: Acceptance, backlog: Backlog) -> None:
+    def __init__(self, database: Database, dispatcher: Dispatcher, quota: Quota) -> None:
         self._database = database
-        self._acceptance = acceptance
-        self._backlog = backlog
+        self._dispatcher = dispatcher
+        self._quota = quota
 
     async def run(self) -> None:
         """Submit what is due until cancelled."""
@@ -71,16 +71,16 @@ class Scheduler:
 
     async def _step(self) -> float:
         """Submit some of what is due, and return the pause until the next step."""
-        full = self._backlog.full()
+        full = self._quota.full()
         following = await self._database.reader.submit(store.next_occurrence, full)
         if following is None:
             return POLL_SECONDS
         if (early := following - self._database.clock.now()) > 0:
             return early
-        if self._backlog.why_full():
+        if self._quota.why_full():
             return POLL_SECONDS
         fired = await self._database.keyed.submit(store.fire, store.Firing(self._database.clock, full))
-        self._acceptance.stored(fired.submissions, fired.uuids)
+        self._dispatcher.accepted(fired.submissions, fired.uuids)
         return 0.0 if fired.submissions else CONTENTION_SECONDS
 
     # ── the service ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,8 +102,8 @@ class Scheduler:
             if action in CHANGES:
                 return await self._change(action, request)
             raise MalformedRequest(f"the first frame must be one of {', '.join(ACTIONS)}")
-        except (MalformedRequest, StoreError) as error:
-            return rejection(request, error)
+        except TitanicError as error:
+            return refusal(request, error)
 
     async def _add(self, request: Request) -> list[bytes]:
         now = self._database.clock.now()
@@ -123,9 +123,9 @@ class Scheduler:
         check_names("schedule", request.options, ("owner", "uuid") if action == "run" else ("owner",))
         if len(request) != 2:
             raise MalformedRequest(f"{action} needs one more frame, the schedule's name")
-        if action == "run" and (full := self._backlog.why_full()):
-            return refusal(request, Code.QUEUE_FULL, full, "full")
-        full_services = self._backlog.full() if action == "run" else frozenset()
+        if action == "run" and (full := self._quota.why_full()):
+            raise Full(full)
+        full_services = self._quota.full() if action == "run" else frozenset()
         name, uuid = parse_name(request[1]), request.options.get("uuid")
         edit = store.Edit(
             action, name, _owner(request), self._database.clock.now(),
@@ -133,10 +133,10 @@ class Scheduler:
         )  # fmt: skip
         edited = await self._edit(edit)
         if edited.full_service:
-            return refusal(request, Code.QUEUE_FULL, self._backlog.service_full(edited.full_service), "full")
+            raise Full(self._quota.service_full(edited.full_service))
         if edited.submission is None:
             return [OK]
-        self._acceptance.stored([edited.submission], [edited.submission.uuid])
+        self._dispatcher.accepted([edited.submission], [edited.submission.uuid])
         return [OK, edited.submission.uuid.hex.encode()]
 
     async def _edit(self, edit: store.Edit) -> store.Edited:

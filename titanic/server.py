@@ -15,16 +15,14 @@ from ..mdp.logs import counted
 from ..mdp.transport.brokers import checked_brokers
 from ..workers import AsyncWorker
 from . import schema, store
-from .acceptance import Acceptance
-from .attempts import Attempts
-from .backlog import DEFAULT_MAX_WAITING, Backlog
+from .attempts import Means
 from .callers import MAX_CALLERS, Callers
 from .database import Database, prepare
 from .discovery import Discovery
 from .dispatcher import Dispatcher
 from .maintenance import Maintenance
 from .metrics import Metrics
-from .results import Results
+from .quota import DEFAULT_MAX_WAITING, Quota
 from .retries import Retention, RetryPolicy
 from .scheduler import Scheduler
 from .service import Service
@@ -56,7 +54,6 @@ class _Rooms(NamedTuple):
     callers: Callers
     dispatcher: Dispatcher
     discovery: Discovery
-    acceptance: Acceptance
     maintenance: Maintenance
     scheduler: Scheduler
     service_schedules: ServiceSchedules
@@ -112,12 +109,12 @@ class Server:
         retention = ttl if isinstance(ttl, Retention) else Retention(ttl)
         if retention.default is not None and not retention.default > 0:
             raise SettingError(f"ttl is {retention.default!r}: it must be a number of seconds above 0, or None")
-        if max_waiting < 1:
-            raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
-        if max_waiting_per_service is not None and max_waiting_per_service < 1:
-            raise SettingError(f"max_waiting_per_service is {max_waiting_per_service!r}: it must be 1 or more")
-        if max_deaths < 1:
-            raise SettingError(f"max_deaths is {max_deaths!r}: it must be 1 or more")
+        counts = {
+            "max_waiting": max_waiting, "max_waiting_per_service": max_waiting_per_service, "max_deaths": max_deaths
+        }  # fmt: skip
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise SettingError(f"{name} is {count!r}: it must be 1 or more")
         self.url = schema.database_url(db)
         self.metrics = Metrics()
         """What it counts."""
@@ -226,17 +223,19 @@ class Server:
             lease.holder, self._clock, retention=self._retention, max_deaths=self._max_deaths, metrics=self.metrics
         )
         callers = Callers(database.reader)
-        backlog = Backlog(self.metrics, self._max_waiting, self._max_per_service)
-        results = Results(database.writer, callers, backlog)
-        attempts = Attempts(client, retries, results, self.metrics)
-        dispatcher = Dispatcher(database, attempts, results, lease)
-        discovery = Discovery(client, database.writer, dispatcher, backlog)
-        acceptance = Acceptance(database, dispatcher, discovery, backlog)
-        maintenance = Maintenance(database, dispatcher, backlog, retries, lease)
-        service = Service(database, acceptance, backlog, dispatcher, callers, self.metrics)
-        scheduler = Scheduler(database, acceptance, backlog)
-        declared = ServiceSchedules(client, database, dispatcher, discovery, follows=self._follows_services)
-        return _Rooms(callers, dispatcher, discovery, acceptance, maintenance, scheduler, declared, service)
+        quota = Quota(self._max_waiting, self._max_per_service)
+        means = Means(client, retries, database.writer, callers)
+        dispatcher = Dispatcher(database, means, quota, self.metrics, lease)
+        discovery = Discovery(client, database.writer, dispatcher)
+        return _Rooms(
+            callers,
+            dispatcher,
+            discovery,
+            Maintenance(database, dispatcher, quota, retries, lease),
+            Scheduler(database, dispatcher, quota),
+            ServiceSchedules(client, database, dispatcher, discovery, follows=self._follows_services),
+            Service(database, quota, dispatcher, callers, self.metrics),
+        )
 
     async def _compare_databases(self, client: AsyncClient) -> None:
         """Log an error while another Titanic at the broker uses another database.  Runs until cancelled."""

@@ -19,18 +19,16 @@ from typing import Final
 from uuid import UUID
 
 from ..mdp.codes import Code
+from ..mdp.errors import TitanicError
 from ..workers import Last, Request
 from . import store
-from .acceptance import Acceptance
-from .backlog import Backlog
-from .batches import StoreError
 from .callers import Callers
 from .database import Database
 from .dispatcher import Dispatcher
 from .frames import unpack
 from .metrics import Metrics
+from .quota import Quota
 from .submission import (
-    MalformedRequest,
     Submission,
     asks_for_reply,
     parse_close,
@@ -48,13 +46,19 @@ MAX_ANSWER_SECONDS: Final = 1.0
 least and at most this long."""
 
 
+class Full(TitanicError):
+    """There is no room for another request."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code=int(Code.QUEUE_FULL), text=text, reason="full")
+
+
 class Service:
     """The handlers of Titanic's services.
 
     Args:
         database: Has the requests.
-        acceptance: Stores requests.
-        backlog: Says whether there is room for more.
+        quota: Says whether there is room for more.
         dispatcher: Executes them.
         callers: Those that wait for replies.
         metrics: Counts what is rejected.
@@ -63,15 +67,13 @@ class Service:
     def __init__(
         self,
         database: Database,
-        acceptance: Acceptance,
-        backlog: Backlog,
+        quota: Quota,
         dispatcher: Dispatcher,
         callers: Callers,
         metrics: Metrics,
     ) -> None:
         self._database = database
-        self._acceptance = acceptance
-        self._backlog = backlog
+        self._quota = quota
         self._dispatcher = dispatcher
         self._callers = callers
         self._metrics = metrics
@@ -82,47 +84,49 @@ class Service:
             options = request.options
             reply = asks_for_reply(options)
             wanted = parse_submission(request, options, self._database.clock.now(), request.user)
-            if full := self._backlog.why_full(wanted.service):
-                return self._rejected(request, Code.QUEUE_FULL, full, "full")
+            if full := self._quota.why_full(wanted.service):
+                raise Full(full)
             if reply:
                 return await self._wait_for_reply(request, wanted)
-            uuid = await self._acceptance.accept(wanted)
-        except (MalformedRequest, StoreError) as error:
-            self._metrics.refused(_reason(error))
-            return rejection(request, error)
-        if uuid is None:
-            # Another owner's request has it.
-            return self._rejected(request, Code.MALFORMED, "uuid cannot be used: choose another", "uuid-in-use")
+            uuid = await self._accept(wanted)
+            if uuid is None:  # another owner's request has it
+                text = "uuid cannot be used: choose another"
+                raise TitanicError(text, code=int(Code.MALFORMED), text=text, reason="uuid-in-use")
+        except TitanicError as error:
+            self._metrics.rejected[error.reason] += 1
+            return refusal(request, error)
         return [OK, uuid.hex.encode()]
 
     async def _wait_for_reply(self, request: Request, wanted: Submission) -> list[bytes]:
         """Submit a request with a key, and answer when it has ended."""
         seconds = _seconds_to_wait(request)
         with self._callers.submitting(seconds) as waiter:
-            self._acceptance.accept_for(waiter, wanted)
-            while waiter.outcome is None:
+            uuid = await self._accept(wanted)
+            waiter.watch(uuid or wanted.uuid, new=uuid == wanted.uuid)
+            while True:
                 await waiter.change()
-                if waiter.uuid is None or waiter.outcome is not None:
-                    continue
+                if (ended := waiter.outcome) is not None:
+                    return _ended(request, wanted.service, ended.reply, ended.code, ended.error)
                 found = await self._with_reply(await self._fetch(request, waiter.uuid))
                 if found is None:
                     return [status_frame(request, CLOSED), b"%03d" % Code.FAILED, wanted.service.encode()]
                 if found.ended or waiter.dismissed:
                     return _final(request, found)
-            ended = waiter.outcome
-            return _ended(request, wanted.service, ended.reply, ended.code, ended.error)
 
-    def _rejected(self, request: Request, code: Code, text: str, reason: str) -> list[bytes]:
-        self._metrics.refused(reason)
-        return refusal(request, code, text, reason)
+    async def _accept(self, wanted: Submission) -> UUID | None:
+        """Store a request, and return what `store.accept` does.  Raises `StoreError`."""
+        database = self._database
+        uuid = await (database.writer if wanted.key is None else database.keyed).submit(store.accept, wanted)
+        self._dispatcher.accepted([wanted], [uuid])
+        return uuid
 
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
         try:
             uuid = parse_close(request, request.options)
             found = await self._database.writer.submit(store.close, _lookup(request, uuid))
-        except (MalformedRequest, StoreError) as error:
-            return rejection(request, error)
+        except TitanicError as error:
+            return refusal(request, error)
         if found is not None:
             self._dispatcher.closed(found)
             self._callers.ended(uuid)
@@ -154,8 +158,8 @@ class Service:
                         break
                     await waiter.change()
             yield Last(_final(request, await self._with_reply(found)))
-        except (MalformedRequest, StoreError) as error:
-            yield Last(rejection(request, error))
+        except TitanicError as error:
+            yield Last(refusal(request, error))
 
     def _fetch(self, request: Request, uuid: UUID) -> "asyncio.Future[store.Fetched | None]":
         return self._database.reader.submit(store.fetch, _lookup(request, uuid))
@@ -214,25 +218,15 @@ def _seconds_to_wait(request: Request) -> float | None:
 
 
 def _unknown(request: Request) -> list[bytes]:
-    return refusal(request, Code.MALFORMED, "unknown uuid", UNKNOWN_UUID)
+    text = "unknown uuid"
+    return refusal(request, TitanicError(text, code=int(Code.MALFORMED), text=text, reason=UNKNOWN_UUID))
 
 
-def _reason(error: MalformedRequest | StoreError) -> str:
-    return "malformed" if isinstance(error, MalformedRequest) else "database"
-
-
-def rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
-    """Return the frames that reject a request."""
-    code, text = (Code.MALFORMED, str(error)) if isinstance(error, MalformedRequest) else (Code.FAILED, error.text)
-    return refusal(request, code, text, _reason(error))
-
-
-def refusal(request: Request, code: Code, text: str, reason: str) -> list[bytes]:
+def refusal(request: Request, error: TitanicError) -> list[bytes]:
     """Return the frames of an error of Titanic's own: the status and, for callers that speak X1, the reason's name."""
-    if "dialect" in request.options and code == Code.QUEUE_FULL:
-        code = Code.FAILED  # TSP has no 429
-    status = status_frame(request, f"{code:d} {text}")
-    return [status] if "dialect" in request.options else [status, reason.encode()]
+    if "dialect" not in request.options:
+        return [status_frame(request, f"{error.code} {error.text}"), error.reason.encode()]
+    return [b"%d" % (Code.FAILED if error.code == Code.QUEUE_FULL else error.code or Code.FAILED)]  # TSP has no 429
 
 
 def status_frame(request: Request, status: str) -> bytes:

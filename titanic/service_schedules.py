@@ -73,10 +73,10 @@ class ServiceSchedules:
             self._ask_at[service] = now + REPEAT_SECONDS
             try:
                 found[service] = self._read(service, (await self._client.describe(service)).about)
-            except RequestError:
-                pass  # its workers have just left
             except (SettingError, MalformedRequest) as error:
                 log.warning("ignored the schedule that workers of %s declare: %s", service, error)
+            except RequestError:
+                pass  # its workers have just left
         if not self._follows:
             self._tell(found)
             return

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Final, NamedTuple, TypedDict, get_type_hints
 from uuid import UUID
 
 from ..mdp import wire
-from ..mdp.errors import SettingError
+from ..mdp.codes import Code
+from ..mdp.errors import SettingError, TitanicError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.services.submission import MAX_PRIORITY, MAX_RETRIES, MAX_SECONDS
 from ..mdp.tracing import TTL
@@ -35,8 +36,11 @@ _X1_OPTIONS: Final = frozenset({"wait", "headers", "dialect", "user", "admin", "
 """Options that X1 itself defines, and that every service accepts."""
 
 
-class MalformedRequest(Exception):
+class MalformedRequest(TitanicError):
     """A request breaks a rule of Titanic's services, which answer it with 400.  The message explains the problem."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code=int(Code.MALFORMED), text=text, reason="malformed")
 
 
 # ── kinds of options ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ from pyspark.sql.types import Row, StructType
 from ...mdp.errors import SettingError
 from ...titanic.arrow.rows import ROW_OPTIONS, plan_rows
 from ...titanic.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
-from ...titanic.backlog import DEFAULT_MAX_PER_SERVICE
+from ...titanic.quota import DEFAULT_MAX_PER_SERVICE
 from ...titanic.store import staging
 from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection

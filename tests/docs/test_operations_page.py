@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.web import web_broker
 
 from zmdp.clients.dashboard.exposition import exposition
-from zmdp.titanic import store
 from zmdp.titanic.metrics import Metrics
 from zmdp.titanic.server import NOTHING
+from zmdp.titanic.store.models import STATES
 from zmdp.titanic.web.collector import TitanicCollector
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,8 @@ def families():
     with web_broker() as broker:
         exposed = broker.get("/metrics").text  # it is there: `web_broker` has waited for the first snapshot
     counted = {**Metrics().as_dict(), **NOTHING}
-    summary = store.Summary(dict.fromkeys(("delayed", "pending", "running", "done", "failed"), 0), 0.0, 1)
-    exposed += exposition([TitanicCollector(counted, summary)], "")[0].decode()
+    stats = {"total": {**dict.fromkeys(STATES, 0), "oldest_pending_seconds": None}, "titanics": 1}
+    exposed += exposition([TitanicCollector(counted, stats)], "")[0].decode()
     return {each.name: each.type for each in text_string_to_metric_families(exposed)}
 
 

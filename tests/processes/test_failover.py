@@ -1,13 +1,11 @@
-"""Linked brokers as processes that are killed and drained under load: no call fails, and every reply is the right one.
+"""Linked brokers as processes that are killed and drained: what waits, what is finished, and what commands do.
 
-`tests/failover.py` does the same at length, and measures it.
+`tests/faults/test_failover.py` has them under load.
 """
 
-import asyncio
 import json
 import signal
-from collections import Counter
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +13,13 @@ import pytest
 from support.access import Folder
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process
 
-from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceNotFound, StreamInterrupted, ZmdpError
-from zmdp.workers import AsyncWorker, Last, Worker
+from zmdp.clients import Client, RequestRejected, ServiceNotFound
+from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
 BEATS = {"heartbeat": 0.5, "liveness": 240}
 """Only the end of a connection is noticed, however slow the machine is."""
 OPTIONS = ("--heartbeat", "0.5", "--liveness", "240")
-OUTSTANDING, STREAMS = 500, 20
-PARTS = 3
 kill, drain = signal.SIGKILL, signal.SIGTERM
 
 
@@ -76,105 +72,6 @@ def pair(ends, *options):
 def at(*endpoints):
     """Return the options of a command that knows several brokers."""
     return [option for endpoint in endpoints for option in ("--broker", endpoint)]
-
-
-# ── under load ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def parts(request):
-    """Reply in parts, each with the request and its own number."""
-    for number in range(PARTS - 1):
-        yield [*request, b"%d" % number]
-    yield Last([*request, b"%d" % (PARTS - 1)])
-
-
-class Load:
-    """Many calls at once, some of them streams, and what has become of them."""
-
-    def __init__(self, clients, *, may_break):
-        self._clients = clients
-        self._may_break = may_break
-        self.outcomes = Counter()
-        self._stopped = False
-        self._reached = asyncio.Event()
-        self._wanted = 0
-        self._callers = [asyncio.create_task(self._call(number)) for number in range(OUTSTANDING)]
-
-    async def _call(self, number):
-        client = self._clients[number % len(self._clients)]
-        ask = self._stream if number < STREAMS else self._request
-        count = 0
-        while not self._stopped:
-            count += 1
-            try:
-                outcome = await ask(client, b"%d %d" % (number, count))
-            except ZmdpError as error:
-                outcome = f"{type(error).__name__}: {error}"
-            self.outcomes[outcome] += 1
-            if self.outcomes.total() >= self._wanted:
-                self._reached.set()
-
-    async def _request(self, client, body):
-        reply = await client.request("echo", body)
-        return "right" if reply == [body] else f"wrong: {reply} to {body}"
-
-    async def _stream(self, client, body):
-        count = 0
-        try:
-            async for part in client.stream("parts", body):
-                if part != [body, b"%d" % count]:
-                    return f"wrong: part {part} after {count} of {body}"
-                count += 1
-        except StreamInterrupted as error:
-            return "broken off" if self._may_break and 0 < count < PARTS else f"broken off after {count} parts: {error}"
-        return "right" if count == PARTS else f"wrong: {count} parts"
-
-    async def more(self, count):
-        """Wait until so many more calls have ended."""
-        self._wanted = self.outcomes.total() + count
-        self._reached.clear()
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            await self._reached.wait()
-
-    async def stop(self):
-        """End the calls that are outstanding; return how many ended in which way."""
-        self._stopped = True
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            await asyncio.gather(*self._callers)
-        return self.outcomes
-
-
-@pytest.mark.parametrize("how", [kill, drain])
-def test_no_call_fails_while_the_brokers_of_a_pair_end_in_turn(how, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.05, 0.1))
-
-    async def scenario(brokers, ends):
-        a, b = brokers.endpoints.values()
-        orders = ([a, b], [b, a])
-        for order in orders:
-            await ends.enter_async_context(AsyncWorker("parts", parts, broker=order, **BEATS))
-        clients = [
-            await ends.enter_async_context(AsyncClient(order, timeout=TIMEOUT_SECONDS, **BEATS)) for order in orders
-        ]  # fmt: skip
-        load = Load(clients, may_break=how is kill)
-        await load.more(1000)
-        for name in ("a", "b", "a", "b"):
-            await asyncio.to_thread(brokers.restart, name, how)
-            await load.more(1000)
-        return await load.stop()
-
-    async def run(brokers):
-        async with AsyncExitStack() as ends:
-            return await scenario(brokers, ends)
-
-    with ExitStack() as ends:
-        brokers = pair(ends)
-        a, b = brokers.endpoints.values()
-        ends.enter_context(process("mdworker", "zmdp.workers.echo:worker", *at(a, b), *OPTIONS))
-        ends.enter_context(process("mdworker", "zmdp.workers.echo:worker", *OPTIONS, MDP_BROKER=f"{b} {a}"))
-        outcomes = asyncio.run(run(brokers))
-        assert outcomes.keys() <= ({"right", "broken off"} if how is kill else {"right"}), outcomes
-        assert outcomes["right"] > 5000
 
 
 @pytest.mark.parametrize(("worker_at", "ends_first"), [("a", "a"), ("b", "b"), ("b", "a")])

@@ -208,7 +208,7 @@ WRONG = [
     (["stats", "--db", "postgresql://me:secret@127.0.0.1:1/x"], 6, "postgresql://me:***@127.0.0.1:1/x: "),
     (["purge"], 2, "Missing option '--older-than'"),
     (["purge", "--older-than", "1d", "--state", "pending"], 2, "'pending' is not one of 'done', 'failed'"),
-    (["retry"], 2, "expected UUIDs, or --all (optionally with --service, --older-than, --code, --error)"),
+    (["retry"], 2, "expected UUIDs, or --all (optionally with options that select some)"),
     (["retry", STRANGE, "--all"], 2, "expected UUIDs, or --all"),
     (["cancel", "--service", "echo"], 2, "expected UUIDs, or --all"),
     (["cancel", STRANGE, "--older-than", "1d"], 2, "expected UUIDs, or --all"),

@@ -21,11 +21,11 @@ from support.processes import TIMEOUT_SECONDS, eventually, process
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.titanic import Ticket, admin, schema, store
-from zmdp.titanic.backlog import Backlog
+from zmdp.titanic.attempts import Means
 from zmdp.titanic.dispatcher import Dispatcher
 from zmdp.titanic.maintenance import Maintenance
 from zmdp.titanic.metrics import Metrics
-from zmdp.titanic.results import Results
+from zmdp.titanic.quota import Quota
 from zmdp.titanic.retries import Retention, RetryPolicy
 from zmdp.titanic.server import Server
 
@@ -171,8 +171,8 @@ def rooms_of(writer: Any = None) -> SimpleNamespace:
     nothing: Any = None
     lease = store.Lease("me", 10)
     metrics = Metrics()
-    backlog = Backlog(metrics, 9, 9)
+    quota = Quota(9, 9)
     retries = RetryPolicy("me", database.clock, retention=Retention(), max_deaths=1, metrics=metrics)
-    dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), lease)
-    maintenance = Maintenance(database, dispatcher, backlog, retries, lease)
+    dispatcher = Dispatcher(database, Means(nothing, retries, writer, nothing), quota, metrics, lease)
+    maintenance = Maintenance(database, dispatcher, quota, retries, lease)
     return SimpleNamespace(dispatcher=dispatcher, maintenance=maintenance)

@@ -333,7 +333,7 @@ def test_search_narrowed(do, tables, monkeypatch):
 
 def test_stats_of_an_empty_database(do, engine):
     total = {**dict.fromkeys(STATES, 0), "attempts": 0, "deaths": 0, "oldest_pending_seconds": None}
-    assert do(admin.stats, NOW) == {"total": total, "services": {}, "keys": 0, "partials": 0}
+    assert do(admin.stats, NOW) == {"total": total, "services": {}, "keys": 0, "partials": 0, "titanics": 0}
 
 
 def test_stats_by_service_and_state(do, tables, each):
@@ -363,7 +363,7 @@ def test_stats_by_service_and_state(do, tables, each):
         "delayed": 1, "pending": 3, "running": 1, "done": 3, "failed": 1, "attempts": 6, "deaths": 2,
         "oldest_pending_seconds": 62.0,
     }  # fmt: skip
-    assert found == {"total": total, "services": services, "keys": 1, "partials": 3}
+    assert found == {"total": total, "services": services, "keys": 1, "partials": 3, "titanics": 1}
     assert list(found["services"]) == ["echo", "größe", "lost"]
 
 

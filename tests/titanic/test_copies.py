@@ -54,8 +54,10 @@ def value(path, sql):
         return connection.exec_driver_sql(sql).scalar()
 
 
-def back_up(engine, target):
-    return copies.back_up(engine, target, lambda pages: None)
+def meanwhile(monkeypatch, do):
+    """Do something once a backup has begun to read."""
+    current = schema.current
+    monkeypatch.setattr(schema, "current", lambda connection: (current(connection), do())[0])
 
 
 def names(folder):
@@ -75,7 +77,7 @@ def test_a_backup_has_what_a_copy_of_the_file_lacks(file, reading, tmp_path):
     shutil.copy(tmp_path / "titanic.db", tmp_path / "cp")
     assert value(tmp_path / "cp", "SELECT count(*) FROM titanic_requests") == 0  # which is why there is a command
     target = tmp_path / "backup.db"
-    assert back_up(reading, target) == target.stat().st_size
+    assert copies.back_up(reading, target) == target.stat().st_size
     assert [name for name in names(tmp_path) if not name.startswith("cp")] == ["backup.db"]
     assert contents(target) == contents(tmp_path / "titanic.db")
     assert value(target, "PRAGMA integrity_check") == "ok"
@@ -83,19 +85,13 @@ def test_a_backup_has_what_a_copy_of_the_file_lacks(file, reading, tmp_path):
 
 
 def test_a_backup_is_of_one_moment_while_others_write(file, reading, tmp_path, monkeypatch):
-    monkeypatch.setattr(copies, "PAGES_AT_ONCE", 1)
     for _ in range(10):
         file.add("echo", bytes(20_000))
-    before, reported = file.count(), []
-
-    def advance(pages):
-        reported.append(pages)
-        file.add("late", b"", key=str(len(reported)))  # between two pages
-
-    copies.back_up(reading, tmp_path / "backup.db", advance)
-    assert file.count() == before + len(reported)
+    before = file.count()
+    meanwhile(monkeypatch, lambda: file.add("late", b"", key="late"))
+    copies.back_up(reading, tmp_path / "backup.db")
+    assert file.count() == before + 1
     with opened(tmp_path / "backup.db") as copy:
-        assert sum(reported) == copies.count_pages(copy)
         check_counts(copy)
     assert value(tmp_path / "backup.db", "SELECT count(*) FROM titanic_requests") == before
 
@@ -108,24 +104,26 @@ def test_nothing_is_overwritten(file, reading, tmp_path, there):
     if there != "titanic.db":
         (tmp_path / there).write_bytes(b"theirs")
     with pytest.raises(SettingError, match=f"{there} exists: choose the name of a new file"):
-        back_up(reading, target)
+        copies.back_up(reading, target)
     assert there == "titanic.db" or (tmp_path / there).read_bytes() == b"theirs"
     assert file.count() == 1
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(file, reading, tmp_path):
+def test_a_file_that_appears_meanwhile_is_not_overwritten(file, reading, tmp_path, monkeypatch):
+    meanwhile(monkeypatch, lambda: (tmp_path / "backup.db").write_bytes(b"theirs"))
     with pytest.raises(SettingError, match="exists by now"):
-        copies.back_up(reading, tmp_path / "backup.db", lambda pages: (tmp_path / "backup.db").write_bytes(b"theirs"))
+        copies.back_up(reading, tmp_path / "backup.db")
     assert (tmp_path / "backup.db").read_bytes() == b"theirs"
     assert names(tmp_path) == ["backup.db"]
 
 
-def test_an_interrupted_backup_leaves_nothing(file, reading, tmp_path):
-    def interrupt(pages):
+def test_an_interrupted_backup_leaves_nothing(file, reading, tmp_path, monkeypatch):
+    def interrupt():
         raise KeyboardInterrupt
 
+    meanwhile(monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        copies.back_up(reading, tmp_path / "backup.db", interrupt)
+        copies.back_up(reading, tmp_path / "backup.db")
     assert names(tmp_path) == []
 
 
@@ -142,9 +140,9 @@ def test_no_backup_of_what_is_no_database_of_titanic(tmp_path):
     with closing(sqlite3.connect(tmp_path / "titanic.db")) as theirs:
         theirs.execute("CREATE TABLE other (a)")
     with opened(tmp_path / "titanic.db") as engine, pytest.raises(TitanicError, match="has no tables of Titanic"):
-        back_up(engine, tmp_path / "backup.db")
+        copies.back_up(engine, tmp_path / "backup.db")
     with opened(tmp_path / "titanic.db") as engine, pytest.raises(SettingError, match="there is no folder"):
-        back_up(engine, tmp_path / "nowhere" / "backup.db")
+        copies.back_up(engine, tmp_path / "nowhere" / "backup.db")
     assert names(tmp_path) == []
 
 
@@ -203,7 +201,7 @@ def full(file):
 
 
 def move(file, engine):
-    return copies.move(schema.database_url(file.url), engine, lambda rows: None)
+    return copies.move(schema.database_url(file.url), engine)
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
@@ -273,10 +271,7 @@ def test_large_bodies_are_moved_in_parts(file, db, monkeypatch):
     for size in (10, 90_000, 90_000, 10, 10, 10, 10):
         file.add("echo", bytes(size))
     file.engine.dispose()
-    parts = []
-    copies.move(schema.database_url(file.url), db.engine, parts.append)
-    assert parts == [3, 3, 1]
-    assert db.count() == 7
+    assert copies.move(schema.database_url(file.url), db.engine)["titanic_requests"] == db.count() == 7
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)

@@ -1,5 +1,6 @@
 """How many requests a service gets."""
 
+from zmdp.titanic.attempts import Attempt
 from zmdp.titanic.lanes import MAX_CLAIMED, Lane
 from zmdp.titanic.store import Claimed
 from zmdp.titanic.uuids import new_uuid
@@ -8,21 +9,18 @@ from zmdp.titanic.uuids import new_uuid
 def lane(*, credit, requests=0):
     made = Lane("up", credit)
     for number in range(requests):
-        made.add(Claimed(number, new_uuid(), "up", "me", 1, 0, 0, 0, None, None, b"", ""))
+        claimed = Claimed(number, new_uuid(), "up", "me", 1, 0, 0, 0, None, None, b"", "")
+        made.add(Attempt(None, claimed, None))
     return made
 
 
 def test_the_broker_gets_twice_the_credit_in_order():
     made = lane(credit=2, requests=5)
-    sent = []
-    while made.is_free:
-        sent.append(made.take())
-    assert [each.claimed.id for each in sent] == [0, 1, 2, 3]
+    assert [each.claimed.id for each in iter(made.next, None)] == [0, 1, 2, 3]
     assert (made.held, made.in_flight) == (5, 4)
     made.executed()
-    assert made.is_free
     made.drop(made.buffer[0])
-    assert (made.held, made.in_flight) == (3, 3)
+    assert (made.held, made.in_flight, made.next()) == (3, 3, None)
 
 
 def test_more_is_claimed_the_faster_the_service_is():

@@ -20,9 +20,6 @@ def titanic(bench, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("report", "0 2 * * *"), "a cron expression is an option, --cron '0 2 * * *'"),
-        (("report", "hello", "*/5 * * * *"), "a cron expression is an option, --cron '*/5 * * * *'"),
-        (("@daily", "report"), "a cron expression is an option, --cron '@daily'"),
         (("report", "@reboot"), "say when to submit requests: --cron '30 2 * * *', or --every 5m"),
         (("report", "a b c d e"), "say when to submit requests"),
     ],

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 from ...mdp.codes import Code
 from ...mdp.errors import TitanicError
 from .. import schema as schemas
-from ..backlog import DEFAULT_MAX_PER_SERVICE
+from ..quota import DEFAULT_MAX_PER_SERVICE
 from ..store import count_waiting, staging
 from .connection import check_database, connect_arrow, open_database
 from .rows import RowConverter, bounded

@@ -8,7 +8,7 @@ from sqlalchemy.engine import URL
 from ...clients import bodies
 from ...mdp.errors import SettingError
 from .. import copies, schema
-from .database import DB, opened_engine, progress
+from .database import DB, opened_engine
 
 
 @click.command()
@@ -27,8 +27,8 @@ def backup(*, file: Path, db: str, as_json: bool) -> None:
         raise SettingError(
             f"{schema.shown(url)} is not a SQLite file: back up a PostgreSQL database with `pg_dump --format custom`"
         )
-    with opened_engine(db, write=False) as engine, progress(copies.count_pages(engine), "pages copied") as advance:
-        size = copies.back_up(engine, file, advance)
+    with opened_engine(db, write=False) as engine:
+        size = copies.back_up(engine, file)
     if as_json:
         bodies.print_json({"database": schema.shown(url), "file": str(file), "bytes": size})
     else:
@@ -50,8 +50,8 @@ def move(*, file: Path, db: str, as_json: bool) -> None:
         raise SettingError(
             f"--db is {schema.shown(target)}: it must be the PostgreSQL database to which {file} is moved"
         )
-    with opened_engine(db) as engine, progress(copies.count_rows(source), "rows copied") as advance:
-        moved = copies.move(source, engine, advance)
+    with opened_engine(db) as engine:
+        moved = copies.move(source, engine)
     if as_json:
         bodies.print_json(moved)
     else:

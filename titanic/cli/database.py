@@ -1,9 +1,7 @@
 """What the commands that open the database have in common."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final
 
 import click
 import sqlalchemy as sa
@@ -20,8 +18,6 @@ DB = click.option(
     metavar="URL",
     help="Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.",
 )
-MIN_SHOWN: Final = 1000
-"""Steps from which it is worth showing the progress."""
 Begin = Callable[[], AbstractContextManager[Connection]]
 """Begin a transaction."""
 
@@ -54,13 +50,3 @@ def opened_tables(db: str, *, write: bool = False) -> Iterator[Begin]:
         with engine.begin() as connection:
             schema.check(connection, engine.url)
         yield engine.begin
-
-
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr, if that is a terminal and there is enough to do."""
-    if total <= MIN_SHOWN or not sys.stderr.isatty():
-        yield lambda steps: None
-        return
-    with click.progressbar(length=total, label=what, file=sys.stderr) as bar:
-        yield bar.update

@@ -5,51 +5,74 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import wraps
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import click
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.cli.console import EXIT_CODES, Group, Number, printable
+from ...mdp.cli.console import EXIT_CODES, Decorator, Group, Number, options, printable
 from ...mdp.errors import SettingError, UnknownTicket
-from ...mdp.extras import install_command
 from ...mdp.logs import counted
 from .. import admin, schema
 from ..frames import unpack
-from ..store.models import NOT_ENDED, STATES
-from .database import DB, Begin, opened_engine, opened_tables, progress
-from .parameters import AGE, NEEDS_UNIT, TEXT, UUID_TYPE, shown_age
+from ..store.models import ENDED, NOT_ENDED, STATES
+from .database import DB, Begin, opened_engine, opened_tables
+from .parameters import AGE, JSON_LINES, NEEDS_UNIT, TEXT, UUID_TYPE, print_rows, shown_age
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
 MAX_SHOWN: Final = 1000
 """Characters of a value that `titanic show` prints without --full."""
+Row = TypeVar("Row")
 _STDOUT: Final = Path("-")
 MAX_BINARY: Final = 16
 """Bytes of a frame that is not text, which it prints then."""
 
-_SERVICE = click.option("--service", type=TEXT, help="Only requests for this service.")
-_OLDER = click.option(
-    "--older-than",
-    type=AGE,
-    help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}",
-)
-_CODE = click.option("--code", type=click.IntRange(0, 999), help="Only requests that failed with this code.")
-_ERROR = click.option(
-    "--error", type=TEXT, help="Only requests whose error contains this text, in upper or lower case."
-)
-_STATES = click.option(
-    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
-)
-_OWNER = click.option("--owner", type=TEXT, metavar="ROLE", help="Only requests that this role submitted.")
+_SELECTIONS: Final = {
+    "states": click.option(
+        "--state", "states", type=click.Choice(STATES), multiple=True,
+        help="Only requests in this state. Can be repeated.",
+    ),
+    "service": click.option("--service", type=TEXT, help="Only requests for this service."),
+    "owner": click.option("--owner", type=TEXT, metavar="ROLE", help="Only requests that this role submitted."),
+    "older_than": click.option(
+        "--older-than", type=AGE, help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}"
+    ),
+    "code": click.option("--code", type=click.IntRange(0, 999), help="Only requests that failed with this code."),
+    "error": click.option(
+        "--error", type=TEXT, help="Only requests whose error contains this text, in upper or lower case."
+    ),
+}  # fmt: skip
+"""The options that select requests, by the parameters of `_selected`."""
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
     "--all", "everything", is_flag=True, help="All such requests, or only those that the other options select."
 )
+
+
+def selecting(*names: str) -> Decorator:
+    """Return the decorator that adds options which select requests, and calls the command with `which`, the filter."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            return command(which=_selected(**{name: given.pop(name) for name in names}), **given)
+
+        return options(*(_SELECTIONS[name] for name in names))(run)
+
+    return decorate
+
+
+def _selected(states: tuple[str, ...] = (), older_than: float | None = None, **others: Any) -> admin.Filter:
+    before = None if older_than is None else time.time() - older_than
+    return admin.Filter(states or STATES, created_before=before, **others)
 
 
 @click.group(cls=Group)
@@ -92,145 +115,80 @@ def check(*, db: str) -> None:
 
 
 @click.command()
-@_STATES
-@_SERVICE
-@_OWNER
-@_OLDER
-@_CODE
-@_ERROR
+@selecting("states", "service", "owner", "older_than", "code", "error")
 @click.option(
-    "--limit",
-    type=Number("requests", whole=True),
-    default=50,
-    help="Maximum number of requests to list, oldest first.",
+    "--limit", type=Number("requests", whole=True), default=50, help="Maximum number of requests to list, oldest first."
 )
 @DB
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def ls(
-    *,
-    states: tuple[str, ...],
-    service: str | None,
-    owner: str | None,
-    older_than: float | None,
-    code: int | None,
-    error: str | None,
-    limit: int,
-    db: str,
-    as_json: bool,
-) -> None:
+@JSON_LINES
+def ls(*, which: admin.Filter, limit: int, db: str, as_json: bool) -> None:
     """List requests."""
-    which = _which(states or STATES, service, older_than, owner=owner, code=code, error=error)
     with opened_tables(db) as begin, begin() as connection:
         rows = admin.ls(connection, which, limit + 1)
     now = time.time()
-    for row in rows[:limit]:
-        if as_json:
-            bodies.print_json(_with_times(row))
-    if not as_json and rows:
-        width = max(len("SERVICE"), *(len(row["service"]) for row in rows[:limit]))
-        owners = max(len("OWNER"), *(len(row["owner"]) for row in rows[:limit]))
-        click.echo(
-            f"{'UUID':32}  {'SERVICE':{width}}  {'OWNER':{owners}}  {'STATE':7}  "
-            f"{'PRI':>3}  {'AGE':>6}  {'TRIES':>5}  NOTE"
-        )
-        for row in rows[:limit]:
-            click.echo(
-                f"{row['uuid']}  {row['service']:{width}}  {row['owner'] or '-':{owners}}  {row['state']:7}  "
-                f"{row['priority']:3}  {shown_age(now - row['created']):>6}  {row['attempts']:5}  "
-                f"{printable(_note(row, now))}".rstrip()
-            )
+    print_rows(
+        [_with_times(row) if as_json else row for row in rows[:limit]],
+        {
+            "UUID": lambda row: row["uuid"], "SERVICE": lambda row: row["service"],
+            "OWNER": lambda row: row["owner"] or "-", "STATE": lambda row: row["state"],
+            "PRI": lambda row: row["priority"], "AGE": lambda row: shown_age(now - row["created"]),
+            "TRIES": lambda row: row["attempts"], "NOTE": lambda row: printable(admin.note(row, now, _span)[:80]),
+        },
+        as_json=as_json, none="no such requests", right=("PRI", "AGE", "TRIES"),
+    )  # fmt: skip
     if len(rows) > limit:
         click.echo("there are more requests: use --limit to see them", err=True)
-    elif not rows:
-        click.echo("no such requests", err=True)
 
 
 @click.command()
-@_SERVICE
-@_OWNER
-@_CODE
-@_ERROR
+@selecting("service", "owner", "code", "error")
 @click.option(
-    "--limit",
-    type=Number("reasons", whole=True),
-    default=50,
+    "--limit", type=Number("reasons", whole=True), default=50,
     help="Maximum number of reasons to list, the most frequent first.",
-)
+)  # fmt: skip
 @DB
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def failures(*, limit: int, db: str, as_json: bool, **selected: Any) -> None:
+@JSON_LINES
+def failures(*, which: admin.Filter, limit: int, db: str, as_json: bool) -> None:
     """List why requests have failed, and how often: by service, code and error.
 
     `titanic retry --all --service SERVICE --error TEXT` retries those that failed for one of these reasons.
     """
     with opened_tables(db) as begin, begin() as connection:
-        rows = admin.failures(connection, admin.Filter(**selected), limit)
+        rows = admin.failures(connection, which, limit)
     now = time.time()
-    if as_json:
-        for row in rows:
-            bodies.print_json(_with_times(row))
-    elif rows:
-        width = max(len("SERVICE"), *(len(row["service"]) for row in rows))
-        click.echo(f"{'SERVICE':{width}}  {'COUNT':>7}  {'LAST':>6}  ERROR")
-        for row in rows:
-            why = printable(f"{row['code']}: {row['error']}"[:MAX_SHOWN])
-            click.echo(f"{row['service']:{width}}  {row['count']:7}  {shown_age(now - row['last']):>6}  {why}")
-    else:
-        click.echo("no failed requests", err=True)
+    print_rows(
+        [_with_times(row) if as_json else row for row in rows],
+        {
+            "SERVICE": lambda row: row["service"], "COUNT": lambda row: row["count"],
+            "LAST": lambda row: shown_age(now - row["last"]),
+            "ERROR": lambda row: printable(f"{row['code']}: {row['error']}"[:MAX_SHOWN]),
+        },
+        as_json=as_json, none="no failed requests", right=("COUNT", "LAST"),
+    )  # fmt: skip
 
 
 @click.command()
-@_STATES
-@_SERVICE
-@_OWNER
-@_OLDER
+@selecting("states", "service", "owner", "older_than")
 @click.option(
-    "--format",
-    "as_parquet",
-    type=click.Choice(["ndjson", "parquet"]),
-    default="ndjson",
-    callback=lambda context, option, value: value == "parquet",
-    help="One JSON object per line, or Parquet, which needs zmdp[arrow].",
-)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Where to write to; Parquet needs it. [default: stdout]",
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", default=_STDOUT,
+    show_default="stdout", help="Where to write to.",
 )  # fmt: skip
 @DB
-def export(
-    *,
-    states: tuple[str, ...],
-    as_parquet: bool,
-    output: Path | None,
-    older_than: float | None,
-    db: str,
-    **selected: Any,
-) -> None:
-    """Write requests with their bodies and replies to a file, oldest first.
+def export(*, which: admin.Filter, output: Path, db: str) -> None:
+    """Write requests with their bodies and replies as JSON, one object per line, oldest first.
 
     The file has what is in the database while it is read, in many short transactions. It appears once it is
     complete; until then it is called FILE.part.
     """
-    which = _which(states or STATES, older_than=older_than, **selected)
-    if output is not None:
-        _check_is_no_database(output, db)
-    if not as_parquet:
-        with (
-            opened_tables(db) as read,
-            _completed(output or _STDOUT) as path,
-            click.open_file(str(path), "w", encoding="utf-8") as file,
-        ):
-            for row in _exported(read, which):
-                file.write(f"{json.dumps(row, ensure_ascii=False)}\n")
-        return
-    if output is None:
-        raise click.UsageError("--format parquet needs --output FILE")
-    try:
-        from ..arrow.parquet import write_parquet  # noqa: PLC0415 - which needs pyarrow
-    except ImportError as error:
-        raise SettingError(f"Parquet needs pyarrow: {install_command('arrow')} ({error})") from None
-    with opened_tables(db), _completed(output) as path:
-        write_parquet(db, which, path)
+    _check_is_no_database(output, db)
+    with (
+        opened_tables(db) as read,
+        _completed(output) as path,
+        click.open_file(str(path), "w", encoding="utf-8") as file,
+    ):
+        for chunk in _chunks(read, admin.export, which, lambda row: row["id"]):
+            for row in chunk:
+                file.write(f"{json.dumps(_readable(row), ensure_ascii=False)}\n")
 
 
 def _check_is_no_database(output: Path, db: str) -> None:
@@ -252,19 +210,6 @@ def _completed(output: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
         raise
     part.replace(output)
-
-
-def _exported(read: Begin, which: admin.Filter) -> Iterator[dict[str, Any]]:
-    """Yield these requests as `show --json` prints them, without PARTIALs; reading them blocks no writer."""
-    last = 0
-    while True:
-        with read() as connection:
-            chunk = admin.export(connection, which, last, CHUNK)
-        if not chunk:
-            return
-        last = chunk[-1]["id"]
-        for row in chunk:
-            yield _readable(row)
 
 
 def _readable(row: dict[str, Any], shown: Callable[[bytes], Any] = bodies.text_or_base64) -> dict[str, Any]:
@@ -319,10 +264,7 @@ def _text_of(value: Any) -> str:
 @click.command()
 @_UUIDS
 @_ALL
-@_SERVICE
-@_OLDER
-@_CODE
-@_ERROR
+@selecting("service", "older_than", "code", "error")
 @DB
 def retry(**asked: Any) -> int:
     """Retry failed requests, as if they were new.
@@ -335,8 +277,7 @@ def retry(**asked: Any) -> int:
 @click.command()
 @_UUIDS
 @_ALL
-@_SERVICE
-@_OLDER
+@selecting("service", "older_than")
 @DB
 def cancel(**asked: Any) -> int:
     """Cancel requests that have not ended.
@@ -353,28 +294,22 @@ def _change(
     *,
     uuids: Sequence[UUID],
     everything: bool,
-    service: str | None,
-    older_than: float | None,
+    which: admin.Filter,
     db: str,
-    **reason: Any,
 ) -> int:
-    narrowed = any(each is not None for each in (service, older_than, *reason.values()))
-    if bool(uuids) == everything or (narrowed and not everything):
-        selecting = ", ".join(f"--{name}" for name in ("service", "older-than", *sorted(reason)))
-        raise click.UsageError(f"expected UUIDs, or --all (optionally with {selecting})")
+    if bool(uuids) == everything or (which != admin.Filter() and not everything):
+        raise click.UsageError("expected UUIDs, or --all (optionally with options that select some)")
     changed: set[UUID] = set()
     with opened_tables(db) as read, opened_tables(db, write=True) as begin:
-        which = _which(states, service, older_than, **reason)
         chunks: Iterable[Sequence[UUID]] = (uuids[at : at + CHUNK] for at in range(0, len(uuids), CHUNK))
         if everything:
-            chunks = ([uuid for _, uuid in chunk] for chunk in _chunks(read, which))
-        with progress(_count(read, which) if everything else len(uuids), what) as advance:
-            for chunk in chunks:
-                with begin() as connection:
-                    changed |= set(change(connection, chunk, time.time()))
-                advance(len(chunk))
+            found = _chunks(read, admin.matching, replace(which, states=states), lambda pair: pair[0])
+            chunks = ([uuid for _, uuid in chunk] for chunk in found)
+        for chunk in chunks:
+            with begin() as connection:
+                changed |= set(change(connection, chunk, time.time()))
     for uuid in uuids:
-        if uuid not in changed and not everything:
+        if uuid not in changed:
             click.echo(f"{uuid.hex}: no such request in state {' or '.join(states)}", err=True)
     click.echo(f"{len(changed)} {what}")
     return 0 if everything or len(changed) == len(set(uuids)) else EXIT_CODES[UnknownTicket]
@@ -382,39 +317,32 @@ def _change(
 
 @click.command()
 @click.option(
-    "--state",
-    "states",
-    type=click.Choice(["done", "failed"]),
-    multiple=True,
-    default=["done"],
+    "--state", "states", type=click.Choice(ENDED), multiple=True, default=["done"],
     help="State of the requests to delete. Can be repeated.",
-)
-@_SERVICE
+)  # fmt: skip
+@selecting("service")
 @click.option(
-    "--older-than",
-    type=AGE,
-    required=True,
+    "--older-than", type=AGE, required=True,
     help=f"Only requests that ended longer ago than this; 0 deletes all that --state selects. {NEEDS_UNIT}",
-)
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only print how many requests would be deleted.")
 @DB
-def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dry_run: bool, db: str) -> None:
+def purge(*, which: admin.Filter, states: tuple[str, ...], older_than: float, dry_run: bool, db: str) -> None:
     """Delete requests that have ended.
 
     Their replies are deleted too, whether they were fetched or not.
     """
-    which = admin.Filter(states, service, finished_before=time.time() - older_than if older_than else None)
+    which = replace(which, states=states, finished_before=time.time() - older_than if older_than else None)
     deleted = 0
     with opened_tables(db) as read:
-        total = _count(read, which)
         if dry_run:
-            click.echo(f"{total} would be deleted")
+            with read() as connection:
+                click.echo(f"{admin.count(connection, which)} would be deleted")
             return
-        with opened_tables(db, write=True) as begin, progress(total, "deleted") as advance:
-            for chunk in _chunks(read, which):
+        with opened_tables(db, write=True) as begin:
+            for chunk in _chunks(read, admin.matching, which, lambda pair: pair[0]):
                 with begin() as connection:
                     deleted += admin.purge(connection, which, [id_ for id_, _ in chunk])
-                advance(len(chunk))
     click.echo(f"{deleted} deleted")
 
 
@@ -428,35 +356,33 @@ def stats(*, db: str, as_json: bool) -> None:
     if as_json:
         bodies.print_json(found)
         return
-    width = max([len("SERVICE"), *(len(name) for name in found["services"])])
-    click.echo(f"{'SERVICE':{width}}" + "".join(f"  {state.upper():>9}" for state in STATES) + f"  {'OLDEST':>7}")
-    for name, counts in [*found["services"].items(), ("", found["total"])]:
-        waited = counts.get("oldest_waiting_seconds")
-        oldest = "" if waited is None else shown_age(waited)
-        click.echo(f"{name:{width}}" + "".join(f"  {counts[state]:9}" for state in STATES) + f"  {oldest:>7}".rstrip())
+    print_rows(
+        [{"name": name, **counts} for name, counts in [*found["services"].items(), ("", found["total"])]],
+        {
+            "SERVICE": lambda row: row["name"],
+            **{state.upper(): itemgetter(state) for state in STATES},
+            "OLDEST": lambda row: "" if (age := row.get("oldest_waiting_seconds")) is None else shown_age(age),
+        },
+        right=(*map(str.upper, STATES), "OLDEST"),
+    )
     click.echo(f"{counted(found['partials'], 'PARTIAL')}, {counted(found['keys'], 'key')}")
 
 
-def _count(read: Begin, which: admin.Filter) -> int:
-    with read() as connection:
-        return admin.count(connection, which)
-
-
-def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]]:
-    """Yield the ids and UUIDs of these requests; reading them blocks no writer."""
+def _chunks(
+    read: Begin,
+    query: Callable[[Connection, admin.Filter, int, int], list[Row]],
+    which: admin.Filter,
+    id_of: Callable[[Row], int],
+) -> Iterator[list[Row]]:
+    """Yield what a query finds for these requests, `CHUNK` at a time; reading them blocks no writer."""
     last = 0
     while True:
         with read() as connection:
-            chunk = admin.matching(connection, which, last, CHUNK)
+            chunk = query(connection, which, last, CHUNK)
         if not chunk:
             return
-        last = chunk[-1][0]
+        last = id_of(chunk[-1])
         yield chunk
-
-
-def _which(states: tuple[str, ...], service: str | None, older_than: float | None, **others: Any) -> admin.Filter:
-    before = None if older_than is None else time.time() - older_than
-    return admin.Filter(states, service, created_before=before, **others)
 
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
@@ -474,13 +400,5 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters; --full prints all)"
 
 
-def _note(row: dict[str, Any], now: float) -> str:
-    """Return the most important detail of a request, for the last column."""
-    if row["state"] == "failed":
-        return f"{row['code']}: {row['error']}"[:80]
-    if row["state"] == "delayed":
-        why = f" after: {row['error']}" if row["error"] else ""
-        return f"due in {shown_age(row['due'] - now)}{why}"[:80]
-    if row["state"] == "done":
-        return f"took {row['finished'] - row['created']:.3g} s"
-    return ""
+def _span(seconds: float) -> str:
+    return f"{seconds:.3g}s" if seconds < 10 else shown_age(seconds)

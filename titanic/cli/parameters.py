@@ -8,7 +8,7 @@ from uuid import UUID
 
 import click
 
-from ...clients import Client
+from ...clients import Client, bodies
 from ...clients.asking import BROKER
 from ...mdp.cli.console import Decorator, key_options, options
 from ...mdp.keys import ClientKeys
@@ -121,6 +121,35 @@ EXPIRY: Final = Duration(unit=True)
 UUID_TYPE: Final = Uuid()
 TEXT: Final = Utf8()
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
+
+
+JSON_LINES: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+
+
+def print_rows(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Any], object]],
+    *,
+    as_json: bool = False,
+    none: str = "",
+    right: Sequence[str] = (),
+) -> None:
+    """Print rows as a table, whose columns say what they show of a row, or as JSON; or `none`, if there are none.
+
+    The columns `right` are numbers.
+    """
+    if as_json:
+        for row in rows:
+            bodies.print_json(row)
+    elif rows:
+        table = [list(columns), *([str(show(row)) for show in columns.values()] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        sides = [">" if heading in right else "<" for heading in columns]
+        for texts in table:
+            cells = zip(texts, sides, widths, strict=True)
+            click.echo("  ".join(f"{text:{side}{width}}" for text, side, width in cells).rstrip())
+    if not rows:
+        click.echo(none, err=True)
 
 
 def client_options(timeout: float) -> Decorator:

@@ -1,9 +1,8 @@
 """The commands `titanic schedule …`, which ask the service `titanic.schedule`."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -11,17 +10,14 @@ import click
 from ...clients import Client, bodies
 from ...mdp.cli.console import EXIT_USAGE, Group, printable
 from ...mdp.errors import SettingError
-from ...mdp.services import recurrence
-from ...mdp.services.recurrence import RecurrenceError
 from ..schedule_client import Schedules
 from ..schedules import SCHEDULE_OPTIONS
-from .parameters import DEFAULT_TIMEOUT, client_options, declared_options, shown_age
+from .parameters import DEFAULT_TIMEOUT, JSON_LINES, client_options, declared_options, print_rows, shown_age
 
 _OWNER: Final = click.option(
     "--owner", metavar="ROLE", help="For admins: whose schedule, if several roles have one of that name."
 )
 _NAMES: Final = click.argument("names", nargs=-1, required=True, metavar="NAME…")
-_HEADINGS: Final = ("NAME", "OWNER", "SERVICE", "WHEN", "NEXT", "LAST", "OUTCOME")
 
 
 @click.group(cls=Group)
@@ -47,32 +43,16 @@ def add(
     A BODY is stored as it is: for a service that takes a text as JSON, write '"hello"', not hello.
     """
     if options["cron"] is None and options["every"] is None:
-        raise click.UsageError(_how_to_recur((service, *body)))
+        raise click.UsageError("say when to submit requests: --cron '30 2 * * *', or --every 5m")
     Schedules(client).add(name, service, *bodies.frames(body), headers=headers, **options)
-
-
-def _how_to_recur(words: Sequence[str]) -> str:
-    """Return how to say when a schedule recurs; perhaps one of the other arguments was meant to say it."""
-    for word in words:
-        with suppress(RecurrenceError):
-            recurrence.cron(word, recurrence.UTC)
-            return f"{word!r} would be sent to the service: a cron expression is an option, --cron {word!r}"
-    return "say when to submit requests: --cron '30 2 * * *', or --every 5m"
 
 
 @schedule.command()
 @client_options(DEFAULT_TIMEOUT)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@JSON_LINES
 def ls(*, client: Client, as_json: bool) -> None:
     """List schedules with their next and last occurrence, and the outcome of that."""
-    rows = Schedules(client).ls()
-    if as_json:
-        for row in rows:
-            bodies.print_json(row)
-    elif rows:
-        _print_table([_HEADINGS, *(_columns(row, time.time()) for row in rows)])
-    else:
-        click.echo("no schedules", err=True)
+    print_rows(Schedules(client).ls(), _COLUMNS, as_json=as_json, none="no schedules")
 
 
 @schedule.command()
@@ -123,22 +103,26 @@ def _each(change: Callable[..., None], names: Sequence[str], owner: str | None) 
     return code
 
 
-def _columns(row: dict[str, Any], now: float) -> tuple[str, ...]:
-    """Return a schedule's columns."""
+def _when(row: Mapping[str, Any]) -> str:
     zone = "" if row["timezone"] == "UTC" else f" {row['timezone']}"
-    when = f"{row['cron']}{zone}" if row["cron"] else f"every {row['every']:.0f}s"
-    last = f"{shown_age(now - _seconds(row['last']))} ago" if row["last"] else "-"
-    outcome = row["last_outcome"] or {"state": "-", "error": None}
-    shown = f"{outcome['code']}: {outcome['error']}"[:80] if outcome["state"] == "failed" else outcome["state"]
-    following = "paused" if row["paused"] else f"{datetime.fromisoformat(row['next']):%Y-%m-%d %H:%M:%S}Z"
-    return (row["name"], row["owner"] or "-", row["service"], when, following, last, printable(shown))
+    return f"{row['cron']}{zone}" if row["cron"] else f"every {row['every']:.0f}s"
 
 
-def _seconds(time_: str) -> float:
-    return datetime.fromisoformat(time_).astimezone(UTC).timestamp()
+def _last(row: Mapping[str, Any]) -> str:
+    return f"{shown_age(time.time() - datetime.fromisoformat(row['last']).timestamp())} ago" if row["last"] else "-"
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
+def _outcome(row: Mapping[str, Any]) -> str:
+    outcome = row["last_outcome"] or {"state": "-"}
+    return f"{outcome['code']}: {outcome['error']}"[:80] if outcome["state"] == "failed" else outcome["state"]
+
+
+_COLUMNS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "NAME": lambda row: row["name"],
+    "OWNER": lambda row: row["owner"] or "-",
+    "SERVICE": lambda row: row["service"],
+    "WHEN": _when,
+    "NEXT": lambda row: "paused" if row["paused"] else f"{datetime.fromisoformat(row['next']):%Y-%m-%d %H:%M:%S}Z",
+    "LAST": _last,
+    "OUTCOME": lambda row: printable(_outcome(row)),
+}

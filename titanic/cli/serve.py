@@ -29,7 +29,7 @@ from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...mdp.transport.tcp import is_loopback
 from .. import schema
-from ..backlog import DEFAULT_MAX_WAITING
+from ..quota import DEFAULT_MAX_WAITING
 from ..retries import Retention
 from ..server import (
     DEFAULT_DRAIN_SECONDS,

@@ -6,9 +6,8 @@ within the transaction, because a busy database may begin that much later.
 
 from .acceptance import accept
 from .claims import Claim, Claimed, claim
-from .clock import Clock
 from .counts import count_waiting
-from .leases import Lease
+from .leases import Clock, Lease
 from .maintenance import Findings, MaintenanceRound, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import (
@@ -37,13 +36,12 @@ from .schedules import (
     list_schedules,
     next_occurrence,
 )
-from .summary import Summary, summarize
 
 __all__ = [
     "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
     "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
-    "Summary", "accept", "add_partials", "catch_up", "claim", "close", "count_waiting",
+    "accept", "add_partials", "catch_up", "claim", "close", "count_waiting",
     "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request", "finish",
     "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services", "progress", "release",
-    "reschedule", "set_clock", "summarize",
+    "reschedule", "set_clock",
 ]  # fmt: skip

@@ -9,9 +9,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .clock import Clock
 from .counts import count_waiting, fold
-from .leases import Lease, is_invalid, renew
+from .leases import Clock, Lease, is_invalid, renew
 from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
 SWEEP_ROWS: Final = 200

@@ -30,7 +30,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NOT_ENDED: Final = ("delayed", "pending", "running")
-STATES: Final = (*NOT_ENDED, "done", "failed")
+ENDED: Final = ("done", "failed")
+"""The states in which a request stays."""
+STATES: Final = (*NOT_ENDED, *ENDED)
 KEYS_STATE: Final = "key"
 PARTIALS_STATE: Final = "partial"
 """Under these, keys and PARTIALs are counted."""
@@ -229,7 +231,7 @@ class StoredSchedule(Base):
     """When workers of its service last declared it; NULL if they did not."""
 
 
-ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)
+ENDED_SEQUENCE: Final = Sequence("titanic_ended", metadata=Base.metadata)
 """The source of `StoredRequest.ended` on PostgreSQL."""
 
 

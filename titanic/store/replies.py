@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from .bulk import Bulk, as_uuid
-from .tables import ENDED, P, R
+from .models import ENDED
+from .tables import P, R
 
 LARGE_REPLY_BYTES: Final = 1 << 20
 """Size from which a reply is fetched by a statement of its own."""

@@ -15,7 +15,7 @@ from ..schedules import MAX_OCCURRENCES, Due, Schedule, due
 from ..submission import Submission
 from ..uuids import new_uuid
 from .acceptance import accept
-from .clock import Clock
+from .leases import Clock
 from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects
 
 MAX_FIRED: Final = 500

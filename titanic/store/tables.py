@@ -17,8 +17,6 @@ COUNTS: Final = cast(sa.Table, Count.__table__)
 COUNT_CHANGES: Final = cast(sa.Table, CountChange.__table__)
 SCHEDULES: Final = cast(sa.Table, StoredSchedule.__table__)
 R, P, K, W, S = REQUESTS.c, PARTS.c, KEYS.c, HOLDERS.c, SCHEDULES.c
-ENDED: Final = frozenset({"done", "failed"})
-"""The states in which a request stays."""
 
 
 def is_in(state: str) -> sa.ColumnElement[bool]:

@@ -8,15 +8,15 @@ from prometheus_client.registry import Collector
 
 from ... import __version__
 from ...mdp.histogram import Histogram
-from .. import store
+from ..store.models import STATES
 
 
 class TitanicCollector(Collector):
     """The metrics of one Titanic, and of its database unless that cannot be read."""
 
-    def __init__(self, counted: Mapping[str, Any], summary: store.Summary | None) -> None:
+    def __init__(self, counted: Mapping[str, Any], stats: Mapping[str, Any] | None) -> None:
         self._counted = counted
-        self._summary = summary
+        self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics."""
@@ -41,19 +41,19 @@ class TitanicCollector(Collector):
         yield from _commits(counted["commits"])
 
     def _database(self) -> Iterator[Metric]:
-        summary = self._summary
-        yield _gauge("titanic_database_up", "1 if the database can be read.", float(summary is not None))
-        if summary is not None:
+        stats = self._stats
+        yield _gauge("titanic_database_up", "1 if the database can be read.", float(stats is not None))
+        if stats is not None:
             states = GaugeMetricFamily("titanic_requests", "Requests in the database.", labels=["state"])
-            for state, count in summary.requests.items():
-                states.add_metric([state], count)
+            for state in STATES:
+                states.add_metric([state], stats["total"][state])
             yield states
             yield _gauge(
                 "titanic_oldest_pending_seconds",
                 "For how long a pending request could have run already.",
-                summary.oldest_pending_seconds,
+                stats["total"]["oldest_pending_seconds"] or 0.0,
             )
-            yield _gauge("titanic_instances", "Titanics that run requests of this database.", summary.titanics)
+            yield _gauge("titanic_instances", "Titanics that run requests of this database.", stats["titanics"])
 
 
 def _commits(commits: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

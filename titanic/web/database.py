@@ -10,13 +10,15 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from .. import admin, schema, store
+from .. import admin, schema
 from ..submission import read_uuid
 
+INTERVAL_SECONDS: Final = 1.0
+"""How old the counts may be."""
 SHARE: Final = 0.1
-"""How much of the time its own queries may take, at most."""
+"""How much of the time counting may take, at most."""
 MAX_AGE_SECONDS: Final = 60.0
-"""How old a result may be in any case."""
+"""How old the counts may be if that takes long."""
 MAX_PARTS: Final = 50
 """PARTIALs of a request that are shown."""
 MAX_LISTED: Final = 1000
@@ -27,28 +29,6 @@ Result = TypeVar("Result")
 
 class DatabaseError(Exception):
     """The database cannot be used now; the text says why."""
-
-
-class Periodic:
-    """A query for which it is enough to be made now and then: it takes a limited share of the time."""
-
-    def __init__(self, query: Callable[[Connection], Any], interval: float) -> None:
-        self._query = query
-        self.value: Any = None
-        self.due = 0.0
-        self._interval = interval
-
-    def perform(self, connection: Connection) -> Any:
-        """Make the query, and keep the result until the next is due."""
-        began = time.monotonic()
-        self.value = self._query(connection)
-        now = time.monotonic()
-        self.due = now + min(max(self._interval, (now - began) / SHARE), MAX_AGE_SECONDS)
-        return self.value
-
-    def expire(self) -> None:
-        """Make the next query due: something was changed."""
-        self.due = 0.0
 
 
 class AdminDatabase:
@@ -63,22 +43,26 @@ class AdminDatabase:
         self._reading = schema.open_engine(url, write=False)
         self._writing = schema.open_engine(url)
         self._lock = threading.Lock()  # one query at a time: whoever asks for many pages waits
-        self._summary = Periodic(lambda connection: store.summarize(connection, time.time()), 1.0)
-        self._services = Periodic(lambda connection: admin.stats(connection, time.time()), 2.0)
+        self._stats: dict[str, Any] = {}
+        self._stats_due = 0.0
+        """When to count again, on the monotonic clock."""
 
     def close(self) -> None:
         """Close the connections."""
         self._reading.dispose()
         self._writing.dispose()
 
-    async def summary(self) -> store.Summary:
-        """Return the counts by state, which may be a second old, or older if counting takes long."""
-        found: store.Summary = await self._periodic(self._summary)
-        return found
+    async def stats(self) -> dict[str, Any]:
+        """Return what `titanic stats` shows: a second old, or older if counting takes long."""
+        if time.monotonic() >= self._stats_due:
+            self._stats = await self._read(self._count)
+        return self._stats
 
-    async def services(self) -> dict[str, Any]:
-        """Return what `titanic stats` shows, which may be older."""
-        found: dict[str, Any] = await self._periodic(self._services)
+    def _count(self, connection: Connection) -> dict[str, Any]:
+        began = time.monotonic()
+        found = admin.stats(connection, time.time())
+        now = time.monotonic()
+        self._stats_due = now + min(max(INTERVAL_SECONDS, (now - began) / SHARE), MAX_AGE_SECONDS)
         return found
 
     async def search(self, which: admin.Filter, text: str) -> tuple[list[dict[str, Any]], bool]:
@@ -110,17 +94,11 @@ class AdminDatabase:
         """Cancel requests that have not ended; return how many."""
         return len(await self._write(lambda connection: admin.cancel(connection, uuids, time.time())))
 
-    async def _periodic(self, query: Periodic) -> Any:
-        if time.monotonic() >= query.due:
-            return await self._read(query.perform)
-        return query.value
-
     async def _read(self, query: Callable[[Connection], Result]) -> Result:
         return await asyncio.to_thread(self._perform, self._reading, query)
 
     async def _write(self, change: Callable[[Connection], Result]) -> Result:
-        self._summary.expire()
-        self._services.expire()
+        self._stats_due = 0.0  # something is changed
         return await asyncio.to_thread(self._perform, self._writing, change)
 
     def _perform(self, engine: Engine, query: Callable[[Connection], Result]) -> Result:

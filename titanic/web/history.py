@@ -8,7 +8,6 @@ from ...clients.dashboard.charts import Chart, chart
 from ...clients.dashboard.formats import number, seconds
 from ...clients.dashboard.history import SPAN_SECONDS, STEP_SECONDS, History
 from ...mdp.histogram import Histogram
-from .. import store
 from ..metrics import OK
 
 STATES: Final = ("pending", "running", "delayed")
@@ -38,7 +37,7 @@ class Look:
 
     at: float
     counted: Mapping[str, Any]
-    summary: store.Summary | None = None
+    stats: Mapping[str, Any] | None = None
 
 
 def new_history(span: float = SPAN_SECONDS, step: float = STEP_SECONDS) -> History[Look, Point]:
@@ -77,7 +76,7 @@ def charts(history: History[Look, Point], earlier: Look, latest: Look) -> Sequen
 
 
 def _states(look: Look) -> Mapping[str, int]:
-    return {} if look.summary is None else {state: look.summary.requests[state] for state in STATES}
+    return {} if look.stats is None else {state: look.stats["total"][state] for state in STATES}
 
 
 def _number_in(state: str) -> Callable[[Point], float | None]:

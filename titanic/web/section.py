@@ -17,7 +17,7 @@ from ...clients.dashboard.formats import link, number, seconds
 from ...clients.dashboard.shell import Action, NotFoundError, Page, Section, View
 from ...clients.dashboard.tables import Column, Table, table
 from ...mdp.histogram import Histogram
-from .. import admin, store
+from .. import admin
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
 from ..submission import read_uuid
@@ -54,7 +54,7 @@ class TitanicSection:
         self._database = database
         self._looks = [Look(time.monotonic(), snapshot())]
         self._history = new_history()
-        self._summary: store.Summary | None = None
+        self._stats: Mapping[str, Any] | None = None
         self._trouble = "the database has not been read yet"
         self._turned_at = time.monotonic()
         self._generation = 0
@@ -67,13 +67,12 @@ class TitanicSection:
             pages=[
                 Page("/", "titanic-overview.html", self._overview, "Overview", "o"),
                 Page("/requests", "titanic-requests.html", self._requests, "Requests", "r"),
-                Page("/dead", "titanic-dead.html", self._dead, "Dead letters", "d"),
                 Page("/request", "titanic-request.html", self._request, part_of="/requests"),
             ],
             actions=[
                 Action("/request/retry", self._retry),
                 Action("/request/cancel", self._cancel),
-                Action("/dead/retry", self._retry_all),
+                Action("/requests/retry", self._retry_all),
             ],
             templates=Path(__file__).parent / "templates",
             collectors=self._collectors,
@@ -91,10 +90,10 @@ class TitanicSection:
                 turning = asyncio.ensure_future(self._note_turn())
             at, counted = time.monotonic(), self._snapshot()
             try:
-                self._summary, self._trouble = await self._database.summary(), ""
+                self._stats, self._trouble = await self._database.stats(), ""
             except DatabaseError as error:
-                self._summary, self._trouble = None, str(error)
-            self._looks = [*self._looks[-RECENT_LOOKS:], Look(at, counted, self._summary)]
+                self._stats, self._trouble = None, str(error)
+            self._looks = [*self._looks[-RECENT_LOOKS:], Look(at, counted, self._stats)]
             self._history.add(self._looks[-1])
             self._refresh()
             await asyncio.sleep(INTERVAL_SECONDS)
@@ -116,7 +115,7 @@ class TitanicSection:
     # ── metrics and health ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _collectors(self) -> Sequence[Collector]:
-        return [TitanicCollector(self._snapshot(), self._summary)]
+        return [TitanicCollector(self._snapshot(), self._stats)]
 
     async def _troubles(self) -> list[str]:
         found = []
@@ -126,7 +125,7 @@ class TitanicSection:
         if not snapshot["broker"]:
             found.append("the broker does not answer: no request is executed")
         try:
-            await self._database.summary()
+            await self._database.stats()
         except DatabaseError as error:
             found.append(f"the database cannot be read: {error}")
         return found
@@ -152,14 +151,11 @@ class TitanicSection:
         writer = counted["commits"]["writer"]
         times, items = (Histogram(writer[key]["buckets"], writer[key]["sum"]) for key in ("seconds", "items"))
         bounds = writer["seconds"]["bounds"]
-        try:
-            services = await self._database.services()
-        except DatabaseError:
-            services = {"services": {}}
-        rows = [{"name": name, **row} for name, row in services["services"].items()]
+        services = self._stats["services"] if self._stats is not None else {}
+        rows = [{"name": name, **row} for name, row in services.items()]
         rows.sort(key=lambda row: (-row["failed"], -row["pending"], row["name"]))
         return {
-            "trouble": self._trouble, "counted": counted, "summary": self._summary,
+            "trouble": self._trouble, "counted": counted, "stats": self._stats,
             "charts": charts(self._history, earlier, latest),
             "rates": {key: rate(key) for key in ("accepted", "attempts", "finished", "retries")},
             "bars": bars(times, bounds), "p50": times.quantile(0.5, bounds), "p99": times.quantile(0.99, bounds),
@@ -171,26 +167,20 @@ class TitanicSection:
 
     async def _requests(self, view: View) -> Mapping[str, Any]:
         state = view.query.get("state", "")
-        found = await self._search((state,) if state in STATES else STATES, view)
-        return {**found, "state": state, "states": STATES, "done": view.query.get("done", "")}
-
-    async def _dead(self, view: View) -> Mapping[str, Any]:
-        found = await self._search(("failed",), view)
-        return {**found, "done": view.query.get("done", "")}
-
-    async def _search(self, states: tuple[str, ...], view: View) -> dict[str, Any]:
-        """Return a table of the requests that a page asks for."""
         text = view.query.get("q", "").strip()
         service = view.query.get("service", "")
-        which = admin.Filter(states, service or None)
+        which = admin.Filter((state,) if state in STATES else STATES, service or None)
         trouble = ""
         try:
             rows, more = await self._database.search(which, text)
         except DatabaseError as error:
             rows, more, trouble = [], False, str(error)
         now = time.time()
-        rows = [{**row, "age": now - row["created"], "note": _note(row, now)} for row in rows]
-        return {"trouble": trouble, "table": _table(rows, view), "more": more, "service": service}
+        rows = [{**row, "age": now - row["created"], "note": admin.note(row, now, seconds)} for row in rows]
+        return {
+            "trouble": trouble, "table": _table(rows, view), "more": more, "service": service, "state": state,
+            "states": STATES, "done": view.query.get("done", ""),
+        }  # fmt: skip
 
     async def _request(self, view: View) -> Mapping[str, Any]:
         uuid = read_uuid(view.query.get("uuid", "").strip())
@@ -205,7 +195,7 @@ class TitanicSection:
         contents = _contents(row, parts_count) if view.visitor.act else None
         return {
             "trouble": "", "row": row, "contents": contents, "parts_count": parts_count,
-            "age": now - row["created"], "note": _note(row, now), "done": view.query.get("done", ""),
+            "age": now - row["created"], "note": admin.note(row, now, seconds), "done": view.query.get("done", ""),
             "attempts": _attempts(row, now),
             "times": [(name, _moment(row[key])) for name, key in _TIMES if row[key] is not None],
             "can_retry": row["state"] == "failed", "can_cancel": row["state"] in NOT_ENDED,
@@ -236,7 +226,7 @@ class TitanicSection:
         except DatabaseError:
             done = "unavailable"
         self._refresh()
-        return link("/dead", service=service, done=done)
+        return link("/requests", state="failed", service=service, done=done)
 
 
 _TIMES: Final = (
@@ -273,18 +263,6 @@ def _total(count: Any) -> float:
 
 def _moment(value: float) -> str:
     return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
-
-
-def _note(row: Mapping[str, Any], now: float) -> str:
-    """Return the most important detail of a request."""
-    if row["state"] == "failed":
-        return f"{row['code']}: {row['error']}"
-    if row["state"] == "delayed":
-        why = f" after: {row['error']}" if row["error"] else ""
-        return f"due in {seconds(max(row['due'] - now, 0.0))}{why}"
-    if row["state"] == "done":
-        return f"took {seconds(row['finished'] - row['created'])}"
-    return ""
 
 
 def _table(rows: Sequence[Mapping[str, Any]], view: View) -> Table:

@@ -59,7 +59,7 @@ def test_follow_search_and_retry(tmp_path):
         browser.click("main form button.danger")
         eventually(lambda: "499: cancelled by an operator" in browser.text)
         browser.scheme("dark")
-        browser.click("nav a[data-key=d]")
+        browser.open(f"{there.url}requests?state=failed")
         eventually(lambda: browser.texts("tbody code") == [waits.uuid])
-        browser.screenshot("titanic-dead-dark")
+        browser.screenshot("titanic-failed-dark")
         assert browser.complaints() == []

@@ -4,27 +4,26 @@ import asyncio
 
 import pytest
 
-from zmdp.titanic import store
 from zmdp.titanic.metrics import Metrics
 from zmdp.titanic.web import section
 from zmdp.titanic.web.history import Look, charts, new_history
 
 
-def summary(**states):
-    return store.Summary({"delayed": 0, "pending": 0, "running": 0, "done": 0, "failed": 0, **states}, 0.0, 1)
+def stats(**states):
+    return {"total": {"delayed": 0, "pending": 0, "running": 0, "done": 0, "failed": 0, **states}}
 
 
 def test_a_step_has_the_rates_between_its_ends_and_the_highest_numbers():
     history, metrics = new_history(span=30, step=10), Metrics()
-    history.add(Look(0, metrics.as_dict(), summary(pending=1)))
-    history.add(Look(4, metrics.as_dict(), summary(pending=9, running=2)))
+    history.add(Look(0, metrics.as_dict(), stats(pending=1)))
+    history.add(Look(4, metrics.as_dict(), stats(pending=9, running=2)))
     metrics.accepted += 50
     metrics.retries += 3
     for code in (None, None, 500):
         metrics.ended(code)
     for _ in range(100):
         metrics.commits["writer"].committed(0.002, 1)
-    history.add(Look(10, metrics.as_dict(), summary(delayed=4, failed=7)))
+    history.add(Look(10, metrics.as_dict(), stats(delayed=4, failed=7)))
     (point,) = history.points
     assert point.states == {"pending": 9, "running": 2, "delayed": 4}
     assert (point.accepted, point.ended, point.failed) == (5.0, 0.3, 0.4)
@@ -37,7 +36,7 @@ def test_a_step_has_the_rates_between_its_ends_and_the_highest_numbers():
 def test_history_is_bounded():
     history, counted = new_history(span=30, step=10), Metrics().as_dict()
     for at in range(0, 1000, 5):
-        history.add(Look(at, counted, summary()))
+        history.add(Look(at, counted, stats()))
     assert [point.at for point in history.points] == [970, 980, 990]
 
 
@@ -50,7 +49,7 @@ def test_the_charts_end_with_the_present():
     metrics.ended(None)
     found = {
         each.title: each
-        for each in charts(history, Look(0, before), Look(10, metrics.as_dict(), summary(pending=3, running=2)))
+        for each in charts(history, Look(0, before), Look(10, metrics.as_dict(), stats(pending=3, running=2)))
     }
     states = found["Requests that have not ended"]
     assert states.current == "5"

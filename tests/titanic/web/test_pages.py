@@ -139,8 +139,7 @@ def test_the_overview(there):
         ("/requests?q=the+key", {"bad"}),
         ("/requests?q=no+%26+such", {"bad"}),
         ("/requests?q=100%25", set()),
-        ("/dead", {"bad"}),
-        ("/dead?service=nobody", set()),
+        ("/requests?state=failed&service=nobody", set()),
     ],
 )
 def test_requests_are_found(there, path, expected):
@@ -208,7 +207,7 @@ def test_retry_and_cancel(there):
             shown = press(own.http, page, "/request/cancel", uuid=one)
             assert "the request is now failed" in text(shown)
             assert row(db, one)["code"] == 499
-            shown = press(own.http, "/dead", "/dead/retry", service="some")
+            shown = press(own.http, "/requests?state=failed", "/requests/retry", service="some")
             assert "3 requests are pending again" in text(shown)
             assert {state(db, uuid) for uuid in others} == {"pending"}
 

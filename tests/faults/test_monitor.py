@@ -1,7 +1,7 @@
 """What a soak takes for a leak."""
 
 import pytest
-from soak.monitor import Series, Usage
+from faults.monitor import Series, Usage
 
 MB = 1e6
 

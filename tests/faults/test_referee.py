@@ -1,9 +1,9 @@
 """What the referee of a soak finds in a ledger: each invariant is broken once."""
 
 import pytest
-from soak.faults import GRACE_SECONDS, Fault
-from soak.ledger import LedgerReader
-from soak.referee import Referee
+from faults.fault import GRACE_SECONDS, Fault
+from faults.ledger import LedgerReader
+from faults.referee import Referee
 
 RIGHT = ("1 sent a-1", "2 executed a-1", "3 right a-1")
 AGAIN = (*RIGHT, "2.5 executed a-1")
@@ -13,7 +13,7 @@ BROKEN_STREAM = ("1 sent a-1", "2 executed a-1", "3 failed a-1 StreamInterrupted
 def judge(folder, lines, *faults):
     """Return the counts of what is broken, in a ledger with these lines."""
     (folder / "a.ledger").write_text("".join("\t".join([*line.split(" ", 3), ""][:4]) + "\n" for line in lines))
-    referee = Referee(LedgerReader(folder))
+    referee = Referee(folder)
     referee.read()
     verdict = referee.judge([Fault(at, "kill", until, hard) for at, until, hard in faults])
     return {name: verdict.counts[name] for name in ("lost", "failed", "wrong", "twice", "never executed")
@@ -31,7 +31,12 @@ def judge(folder, lines, *faults):
         ((*RIGHT[:2], "3 wrong a-1 other"), {"wrong": 1}),
         (("2 executed a-1",), {"wrong": 1}),
         (BROKEN_STREAM, {"failed": 1}),
-        (("1 sent a-1", "1 accepted a-1", "3 failed a-1 RequestTimeout: late"), {"lost": 1}),
+        (("1 sent a-1", "1 accepted a-1 u", "3 failed a-1 RequestTimeout: late"), {"lost": 1}),
+        (("1 sent a-1", "1 accepted a-1 u", "2 closed a-1"), {}),
+        (("1 sent a-1", "1 accepted a-1 u", "2 accepted a-1 v", "3 closed a-1"), {"wrong": 1}),
+        (("1 sent a-1", "2 executed a-1 x", "3 right a-1 x", "4 seen a-1 x"), {}),
+        (("1 sent a-1", "2 executed a-1 x", "3 right a-1 x", "4 seen a-1 y"), {"wrong": 1, "never executed": 1}),
+        (("1 sent a-1", "2 executed a-1 x", "3 right a-1 y"), {"never executed": 1}),
         (("1 sent a-1", "3 abandoned a-1"), {}),
     ],
 )
@@ -59,7 +64,7 @@ def test_no_fault_explains_a_timeout(tmp_path):
 
 def test_calls_that_go_on_are_not_judged_by_half_of_their_entries(tmp_path):
     (tmp_path / "a.ledger").write_text("2\texecuted\ta-1\t\n3\tright\tb-1\t\n1\texecuted\tc-1\t\n")
-    referee = Referee(LedgerReader(tmp_path))
+    referee = Referee(tmp_path)
     referee.read()
     assert referee.judge([], complete_to=2).broken == ["c-1 was executed, but nobody has sent it"]
 

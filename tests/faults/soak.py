@@ -1,6 +1,6 @@
 """Run everything at once, for hours, while everything fails: are the promises kept, and does nothing grow?
 
-cd tests && python -m soak --hours 2
+cd tests && python -m faults.soak --hours 2
 
 The time is divided into two halves.  In each, faults hit one side and the network, while the programs of the other
 side live on, so that their memory can be watched; then everything is replaced under load, without faults.  The exit
@@ -15,15 +15,13 @@ from pathlib import Path
 
 import click
 import sqlalchemy as sa
-from crash import Database, database
+from faults.fault import GRACE_SECONDS
+from faults.monitor import Monitor
+from faults.programs import Database, database
+from faults.referee import SHOWN
+from faults.report import Soak, write
+from faults.soak_site import SIDES, SoakSite
 from support.databases import wrong_counts
-
-from .faults import GRACE_SECONDS
-from .ledger import LedgerReader
-from .monitor import Monitor
-from .referee import SHOWN, Referee
-from .report import Soak, write
-from .site import SIDES, Site
 
 FOLDER = Path(__file__).parents[2] / "build" / "soak"
 TICK_SECONDS = 0.1
@@ -43,8 +41,8 @@ class Run:
         self._seed = seed
         self._db = db
         self._seconds = seconds
-        self.site = Site(db, folder, self._rng)
-        self.referee = Referee(LedgerReader(self.site.ledger))
+        self.site = SoakSite(db, folder, self._rng)
+        self.referee = self.site.referee
         self.monitor = Monitor()
         self.began = time.monotonic()
         self._sample_at = self._tell_at = self._read_at = self.began
@@ -86,7 +84,7 @@ class Run:
         until = time.monotonic() + self._seconds / 2
         while time.monotonic() < until - (1 - CHAOS) * self._seconds / 2:
             self.wait(self._rng.expovariate(1 / FAULT_SECONDS))
-            self.site.disturb(side)
+            self.site.disturb_side(side)
         self.site.recover(self.look)
         self.wait(GRACE_SECONDS)
         began = time.monotonic()
@@ -124,7 +122,7 @@ def soak(hours: float, seed: int, folder: Path) -> Soak:
                 run.half(side)
             found = run.end()
         except BaseException:
-            run.site.kill()
+            run.site.kill_all()
             raise
     write(found, folder)
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .faults import Fault
+from .fault import Fault
 from .monitor import SETTLED_SECONDS, STEP_BYTES, Monitor
 from .referee import SHOWN, Verdict
 

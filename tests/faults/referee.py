@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from .faults import Fault, HardPeriods
+from .fault import Fault, HardPeriods
 from .ledger import Entry, LedgerReader
 
 BREAKABLE: Final = ("StreamInterrupted", "WorkerLost", "HTTPStatusError: Server error '502")
@@ -24,8 +25,14 @@ class Call:
     outcome: str = ""
     detail: str = ""
     retries: int = 0
-    accepted: bool = False
+    uuid: str = ""
+    """The UUID under which Titanic has accepted it."""
+    closed: bool = False
     executions: list[float] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)
+    """The marks of its executions."""
+    mark: str = ""
+    """That of the execution whose reply was seen."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,8 @@ class Verdict:
 class Referee:
     """Reads the ledger as it grows, and judges it."""
 
-    def __init__(self, reader: LedgerReader) -> None:
-        self._reader = reader
+    def __init__(self, folder: Path) -> None:
+        self._reader = LedgerReader(folder)
         self.calls: dict[str, Call] = {}
         self._wrong: list[str] = []
 
@@ -48,17 +55,26 @@ class Referee:
         """Read what is new; return kind and duration of the calls that were answered since."""
         return [took for entry in self._reader.new_entries() if (took := self._take(entry)) is not None]
 
-    def _take(self, entry: Entry) -> tuple[str, float] | None:
+    def _take(self, entry: Entry) -> tuple[str, float] | None:  # noqa: PLR0912 - one case for each event
         call = self.calls.setdefault(entry.call, Call())
         match entry.event:
             case "sent":
                 call.sent = entry.at
             case "executed":
                 call.executions.append(entry.at)
+                call.made.add(entry.detail)
             case "retried":
                 call.retries += 1
             case "accepted":
-                call.accepted = True
+                if call.uuid not in {"", entry.detail}:
+                    self._wrong.append(f"{entry.call}: its key stands for {call.uuid} and for {entry.detail}")
+                call.uuid = entry.detail
+            case "closed":
+                call.closed = True
+                if call.ended is None:
+                    call.ended, call.outcome = entry.at, "closed unread"
+            case "seen":
+                self._note_mark(entry, call)
             case "wrong":
                 self._wrong.append(f"{entry.call} got a wrong reply: {entry.detail:.200}")
                 call.ended, call.outcome = entry.at, "wrong"
@@ -66,9 +82,17 @@ class Referee:
                 if call.ended is not None:
                     self._wrong.append(f"{entry.call} ended twice: {call.outcome}, then {outcome}")
                 call.ended, call.outcome, call.detail = entry.at, outcome, entry.detail
+                if outcome == "right":
+                    self._note_mark(entry, call)
                 if outcome == "right" and call.sent is not None:
                     return entry.call.split("-", 1)[0], entry.at - call.sent
         return None
+
+    def _note_mark(self, entry: Entry, call: Call) -> None:
+        """Note which execution a reply is of: a request has one reply, whoever fetches it, and however often."""
+        if call.mark not in {"", entry.detail}:
+            self._wrong.append(f"{entry.call}: its reply changed, from execution {call.mark} to {entry.detail}")
+        call.mark = entry.detail
 
     def judge(self, faults: Sequence[Fault], *, complete_to: float = math.inf) -> Verdict:
         """Judge all calls; those must have ended.
@@ -96,7 +120,7 @@ class Referee:
             yield "wrong", "was executed, but nobody has sent it"
             return
         if call.ended is None:
-            yield "lost", "has no end" + (", although it was accepted" if call.accepted else "")
+            yield "lost", "has no end" + (", although it was accepted" if call.uuid else "")
             return
         counts[f"ended {call.outcome}"] += 1
         counts["retried by the caller"] += call.retries > 0
@@ -104,8 +128,8 @@ class Referee:
             if call.detail.startswith(BREAKABLE) and hard.overlaps(call.sent, call.ended):
                 counts["failed as is allowed"] += 1
             else:
-                yield ("lost" if call.accepted else "failed"), f"failed: {call.detail:.200}"
-        if call.outcome == "right" and not call.executions:
+                yield ("lost" if call.uuid else "failed"), f"failed: {call.detail:.200}"
+        if call.outcome == "right" and call.mark not in call.made:
             yield "never executed", "was answered, but never executed"
         if len(call.executions) > 1:
             if call.retries or hard.overlaps(call.sent, max(call.executions)):

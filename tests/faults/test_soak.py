@@ -1,8 +1,8 @@
 """A short soak; `make soak` runs it for hours."""
 
 import pytest
-from soak.__main__ import soak
-from soak.referee import SHOWN
+from faults.referee import SHOWN
+from faults.soak import soak
 
 
 @pytest.mark.long

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash import Program
 from support.processes import children
+
+from .programs import Program
 
 PAGE_BYTES = resource.getpagesize()
 
