@@ -4,6 +4,7 @@ A door says as attributes what its wire cannot carry, so that the contracts (`te
 """
 
 import asyncio
+import inspect
 import json
 import socket
 import threading
@@ -31,8 +32,8 @@ from zmdp.mdp.errors import (
     WorkerLost,
 )
 from zmdp.titanic import Titanic
-from zmdp.workers import Worker
-from zmdp.workers.freelance import FreelanceWorker
+from zmdp.workers import AsyncWorker, Worker
+from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
 
 SERVICE = "job"
 BEATS = {"heartbeat": 0.2, "liveness": 600}
@@ -181,7 +182,7 @@ class Threads(Door):
 
 
 class Asyncio(Door):
-    """`AsyncClient`, in an event loop of its own."""
+    """`AsyncClient`, in an event loop of its own, and an `AsyncWorker`."""
 
     def _open(self) -> None:
         loop = LoopThread()
@@ -189,6 +190,12 @@ class Asyncio(Door):
         self._run = loop.run
         self.client = self._run(self._made()).result(TIMEOUT_SECONDS)
         self._stack.callback(lambda: self._run(self.client.close()).result(TIMEOUT_SECONDS))
+
+    def worker(self, *handler: Any) -> Any:
+        if not handler:
+            return super().worker()
+        settings = {"broker": self.endpoint, "protocol": self.protocol, "concurrency": 8}
+        return serving_async(AsyncWorker(SERVICE, awaiting(*handler), **settings, **BEATS))
 
     async def _made(self) -> Any:
         return AsyncClient(self.endpoint, timeout=TIMEOUT_SECONDS, protocol=self.protocol, **BEATS)
@@ -214,6 +221,54 @@ class Asyncio(Door):
                 yield part
         finally:
             self._run(parts.aclose()).result(TIMEOUT_SECONDS)
+
+
+def awaiting(handler: Any) -> Any:
+    """Return the same handler for asyncio: it runs in threads, and ends when its request is cancelled."""
+
+    async def run(request: Any) -> Any:
+        return await in_thread(handler, request)
+
+    async def run_steps(request: Any) -> Any:
+        steps = handler(request)
+        try:
+            while (part := await in_thread(next, steps, None)) is not None:
+                yield part
+        finally:
+            steps.close()
+
+    called = handler if inspect.isroutine(handler) else type(handler).__call__
+    return run_steps if inspect.isgeneratorfunction(called) else run
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a thread, and wait until it has ended, also if the task is cancelled."""
+    running = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+@contextmanager
+def serving_async(worker: Any) -> Iterator[Any]:
+    """Serve in an event loop of its own."""
+
+    async def start() -> None:
+        worker.start()
+
+    async def stop() -> None:
+        worker.stop()
+        await worker.wait()
+
+    loop = LoopThread()
+    loop.run(start()).result(TIMEOUT_SECONDS)
+    try:
+        yield worker
+    finally:
+        loop.run(stop()).result(TIMEOUT_SECONDS)
+        loop.close()
 
 
 class LoopThread:
@@ -393,16 +448,24 @@ class Freelance(Door):
         return self._stack.enter_context(FreelanceClient(self._endpoints, timeout=TIMEOUT_SECONDS))
 
     def worker(self, *handler: Any) -> Any:
-        self._offered += 1
         settings = {"concurrency": 8} if handler else {}
-        return FreelanceWorker(self._endpoints[self._offered % 2], *handler, **settings)
+        return FreelanceWorker(self._next_endpoint(), *handler, **settings)
+
+    def _next_endpoint(self) -> str:
+        self._offered += 1
+        return self._endpoints[self._offered % 2]
 
     def begin(self, *body: bytes, timeout: float = TIMEOUT_SECONDS, retries: int = 0) -> Call:
         return Call(self.client.submit(*body, timeout=timeout))
 
 
 class AsyncFreelance(Freelance):
-    """`AsyncFreelanceClient`."""
+    """`AsyncFreelanceClient` and `AsyncFreelanceWorker`."""
+
+    def worker(self, *handler: Any) -> Any:
+        if not handler:
+            return super().worker()
+        return serving_async(AsyncFreelanceWorker(self._next_endpoint(), awaiting(*handler), concurrency=8))
 
     def _connected(self) -> Any:
         loop = LoopThread()

@@ -71,25 +71,6 @@ class Gate:
         self.file.unlink()
 
 
-def test_a_request_outlives_its_worker(tmp_path, pool):
-    held = tmp_path / "held"
-    with (
-        broker(*QUICK) as (_, endpoint),
-        Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as asker,
-    ):
-        with worker("services:slow", endpoint) as first, worker("services:slow", endpoint) as second:
-            eventually(lambda: len(workers_of(asker, b"slow")) == 2)
-            reply = pool.submit(client.request, "slow", str(held).encode())
-            victim = int(eventually(lambda: held.exists() and held.read_text()))
-            os.kill(victim, signal.SIGKILL)
-            other = ({first.pid, second.pid} - {victim}).pop()
-            eventually(lambda: held.read_text() == str(other))
-            held.unlink()
-            assert reply.result() == [b"%d" % other]
-        assert stats(asker)["redispatched"] == 1
-
-
 def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
     with broker(*SLOW) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client, gated(endpoint) as first:
         first.line("gated: serving at ")
@@ -138,42 +119,6 @@ def test_a_poisonous_request_fails_alone(tmp_path):
         assert served_by <= {other.pid for other in others}
         counts = stats(client)
         assert (counts["lost"]["unreachable"], counts["dropped"]) == (3, {"workers-lost": 1})
-
-
-@pytest.mark.parametrize("protocol", ["X1", "0.2", "0.1"])
-def test_a_client_and_a_worker_outlive_the_broker(pool, protocol):
-    with broker(*QUICK) as (first, endpoint), worker("zmdp.workers.echo:worker", endpoint, "--protocol", protocol):
-        with Client(endpoint, timeout=3, retries=100, protocol=protocol) as client:
-            assert client.request("echo", b"before") == [b"before"]
-            first.kill()
-            reply = pool.submit(client.request, "echo", b"meanwhile")
-            with broker(*QUICK, bind=endpoint) as (second, _):
-                assert reply.result() == [b"meanwhile"]
-                second.line("worker")
-
-
-def test_an_async_worker_outlives_the_broker(pool):
-    options = ("--service", "double", "--codec", "json", "--concurrency", "3")
-    with broker(*QUICK) as (first, endpoint), worker("services:double", endpoint, *options):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            assert client.call("double", 1) == 2
-            first.kill()
-            replies = [pool.submit(client.call, "double", number) for number in range(4)]
-            with broker(*QUICK, bind=endpoint):
-                assert [reply.result() for reply in replies] == [0, 2, 4, 6]
-
-
-def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
-    with (
-        broker("--heartbeat", "0.1", "--liveness", "40") as (server, endpoint),
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        with worker("services:pid", endpoint, "--service", "pid") as frozen:
-            eventually(lambda: workers_of(client, b"pid"))
-            frozen.send_signal(signal.SIGSTOP)
-            server.line("of service pid is gone: silent")
-            frozen.send_signal(signal.SIGCONT)
-            assert client.request("pid") == [b"%d" % frozen.pid]
 
 
 def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
@@ -231,32 +176,6 @@ def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):
             server.line("draining")
             assert server.end(signal.SIGINT) == 1
             held.unlink()
-
-
-def test_the_drain_is_bounded(tmp_path):
-    held = tmp_path / "held"
-    with broker(*QUICK, "--drain-timeout", "0.2") as (server, endpoint), worker("services:slow", endpoint):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            eventually(lambda: workers_of(client, b"slow"))
-            client.send("slow", str(held).encode())
-            eventually(held.exists)
-            assert server.end() == 1
-            server.line("stopped with 1 requests running")
-            held.unlink()
-
-
-def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
-    held = tmp_path / "held"
-    with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as ending:
-        with Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
-            eventually(lambda: workers_of(client, b"slow"))
-            reply = pool.submit(client.request, "slow", str(held).encode())
-            eventually(held.exists)
-            ending.send_signal(signal.SIGTERM)
-            held.unlink()
-            assert reply.result() == [b"%d" % ending.pid]
-            assert ending.wait() == 0
-            server.line("of service slow is gone: disconnected")
 
 
 def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):

@@ -2,18 +2,14 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
 from support.processes import TIMEOUT_SECONDS, broker, eventually, process
 
-from zmdp.clients import AsyncClient, Client, RetryLater, StreamInterrupted
+from zmdp.clients import AsyncClient, Client
 
 HERE = Path(__file__).parent
 QUICK = ("--heartbeat", "0.1", "--liveness", "600")
@@ -21,59 +17,6 @@ QUICK = ("--heartbeat", "0.1", "--liveness", "600")
 
 def worker(target, endpoint, *options):
     return process("mdworker", target, "--broker", endpoint, *QUICK, *options, cwd=HERE)
-
-
-def test_500_outstanding_requests_outlive_the_broker(tmp_path):
-    """Each is answered once: the first fifty before the broker is killed, the others after a gate was opened."""
-    gate, none, begun = tmp_path / "closed", tmp_path / "none", tmp_path / "begun"
-    gate.touch()
-
-    async def scenario(first, endpoint, ends):
-        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            answered = Counter()
-
-            async def ask(number):
-                await client.request("gated", os.fsencode(none if number < 50 else gate), os.fsencode(begun))
-                answered[number] += 1
-
-            asking = [asyncio.create_task(ask(number)) for number in range(500)]
-            await asyncio.gather(*asking[:50])
-            first.kill()
-            assert answered == Counter(range(50))
-            second, _ = ends.enter_context(broker(*QUICK, bind=endpoint))
-            gate.unlink()
-            await asyncio.gather(*asking)
-            assert answered == Counter(range(500))
-            second.line("offers gated")
-
-    with ExitStack() as ends:
-        first, endpoint = ends.enter_context(broker(*QUICK))
-        for _ in range(4):
-            ends.enter_context(worker("services:gated", endpoint, "--service", "gated"))
-        asyncio.run(scenario(first, endpoint, ends))
-
-
-def test_a_stream_that_has_begun_is_not_repeated():
-    with broker(*QUICK) as (first, endpoint), worker("services:endless", endpoint, "--service", "endless"):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            parts = client.stream("endless")
-            assert next(parts) == [b"0"]
-            first.kill()
-            with broker(*QUICK, bind=endpoint), pytest.raises(StreamInterrupted, match="was lost"):
-                for _ in parts:
-                    pass
-
-
-def test_the_next_broker_is_used_when_one_dies():
-    async def scenario(first, endpoints):
-        async with AsyncClient(endpoints, timeout=TIMEOUT_SECONDS) as client:
-            assert await client.request("echo", b"1") == [b"1"]
-            first.kill()
-            assert await client.request("echo", b"2") == [b"2"]
-
-    with broker(*QUICK) as (first, one), broker(*QUICK) as (_, other):
-        with worker("zmdp.workers.echo:worker", one), worker("zmdp.workers.echo:worker", other):
-            asyncio.run(scenario(first, [one, other]))
 
 
 def test_a_frozen_broker_is_left_for_the_next():
@@ -87,54 +30,6 @@ def test_a_frozen_broker_is_left_for_the_next():
     with broker(*QUICK) as (first, one), broker(*QUICK) as (_, other):
         with worker("zmdp.workers.echo:worker", one), worker("zmdp.workers.echo:worker", other):
             asyncio.run(scenario(first, [one, other]))
-
-
-def test_requests_are_refused_while_the_broker_drains_and_when_it_ends(tmp_path):
-    held = tmp_path / "held"
-    with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            running = client.submit("slow", str(held).encode())
-            eventually(held.exists)
-            server.send_signal(signal.SIGTERM)
-            server.line("draining")
-            with pytest.raises(RetryLater, match="draining") as refused:
-                client.request("slow", b"x")
-            assert refused.value.code == 503
-            server.send_signal(signal.SIGTERM)
-            with pytest.raises(RetryLater, match="shut down before") as ended:
-                running.result(TIMEOUT_SECONDS)
-            assert ended.value.code == 503
-            held.unlink()
-
-
-def test_a_killed_asyncio_worker_loses_nothing():
-    async def scenario(endpoint, first, second):
-        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, codec="json") as client:
-            asking = [asyncio.create_task(client.call("double", number)) for number in range(300)]
-            await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            os.kill(first.pid, signal.SIGKILL)
-            assert await asyncio.gather(*asking) == [2 * number for number in range(300)]
-
-    options = ("--service", "double", "--codec", "json", "--concurrency", "4")
-    with broker(*QUICK) as (_, endpoint):
-        with (
-            worker("services:double", endpoint, *options) as first,
-            worker("services:double", endpoint, *options) as second,
-        ):
-            first.line("double: serving at ")
-            second.line("double: serving at ")
-            asyncio.run(scenario(endpoint, first, second))
-            assert second.end() == 0
-
-
-def test_a_request_is_cancelled_at_a_worker_in_another_process():
-    with broker(*QUICK) as (_, endpoint), worker("zmdp.workers.sleep:worker", endpoint) as sleeper:
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            future = client.submit("sleep", b"600000")
-            eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
-            assert future.cancel()
-            assert client.request("sleep", b"0") == [b"0"]  # the one worker is free again, long before its time
-            sleeper.line("sleep: serving at ")
 
 
 SCRIPT = """

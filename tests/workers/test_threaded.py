@@ -178,15 +178,3 @@ def test_a_stuck_handler_harms_no_other_request(logged):
             hang.set()
             assert logged("dropped a late reply")
             assert client.request("job", b"later") == [b"first"]
-
-
-def test_many_threads_and_many_requests():
-    def double(request):
-        return b"%d" % (2 * int(request[0]))
-
-    with running_broker() as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-        with Worker("double", double, broker=server.endpoints[0], concurrency=8):
-            replies = [client.submit("double", b"%d" % number) for number in range(2000)]
-            assert [int(reply.result(TIMEOUT_SECONDS)[0]) for reply in replies] == [
-                2 * number for number in range(2000)
-            ]

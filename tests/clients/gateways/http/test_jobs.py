@@ -147,11 +147,6 @@ def test_a_body_of_several_frames_and_headers_for_the_handler(http):
     assert b"\r\n\r\n\xff\r\n" in done.content
 
 
-def test_the_name_of_a_service_is_decoded(http):
-    assert result(http, submitted(http, "a%2Fb")).content == b"hi"
-    assert result(http, submitted(http, "a/b")).content == b"hi"
-
-
 def test_a_reply_that_is_in_time_is_the_answer(http):
     answer = http.post("/jobs/echo", content=b"hi", headers={"Prefer": f"wait={TIMEOUT_SECONDS:g}"})
     assert (answer.status_code, answer.content) == (200, b"hi")
@@ -197,15 +192,6 @@ def test_the_same_key_stores_once(http):
     assert problem(http.post("/jobs/echo", headers={"Idempotency-Key": "x" * 256})) == (400, "invalid")
     twice = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
     assert problem(http.post("/jobs/echo", headers=twice)) == (400, "invalid")
-
-
-def test_a_client_that_leaves_while_it_sends_is_no_error(gateway, caplog):
-    with gateway.connect() as client:
-        client.send(b"POST /jobs/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
-        eventually(lambda: gateway.server.outstanding == 1)
-    eventually(lambda: gateway.server.outstanding == 0)
-    assert gateway.gateway.memory == 0
-    assert [each.message for each in caplog.records if each.name in {"zmdp.gateway", "uvicorn.error"}] == []
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(gateway):
