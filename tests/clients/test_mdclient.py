@@ -122,13 +122,6 @@ def test_broker_unreachable_says_that_nobody_listens(at, protocol):
     assert isinstance(raised, TimeoutError)
 
 
-@pytest.mark.parametrize("protocol", ALL)
-def test_with_several_brokers_the_first_that_answers_is_kept(endpoint, protocol):
-    with Client([NOBODY, endpoint], timeout=0.2, retries=50, protocol=protocol) as client:
-        assert client.request("echo", b"x") == [b"x"]
-        assert client.request("echo", b"y", retries=0, timeout=TIMEOUT_SECONDS) == [b"y"]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -290,17 +283,6 @@ def test_without_wait_it_fails_at_once_if_nobody_offers_the_service(x1):
             ask()
         assert (caught.value.code, caught.value.service) == (404, "nobody")
     assert x1.request("echo", b"x", wait=False) == [b"x"]
-
-
-def test_a_handler_that_raises_behind_x1(x1):
-    with pytest.raises(ServiceError) as caught:
-        x1.request("fail", b"x")
-    assert (caught.value.code, caught.value.text, caught.value.detail) == (500, "ValueError: no good", None)
-    assert (caught.value.service, str(caught.value)) == ("fail", "service 'fail' failed with 500: ValueError: no good")
-    parts = x1.stream("fail.late")
-    assert next(parts) == [b"first"]
-    with pytest.raises(ServiceError, match="KeyError"):
-        next(parts)
 
 
 def test_values_in_a_stream(x1):

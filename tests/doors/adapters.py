@@ -17,8 +17,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import httpx
 from support.gateways import Raw, running_gateway
 from support.http_gateways import await_services
+from support.loops import LoopThread, serving
 from support.processes import TIMEOUT_SECONDS, free_endpoint
-from support.titanics import serving
+from support.titanics import serving as serving_titanic
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
@@ -195,7 +196,7 @@ class Asyncio(Door):
         if not handler:
             return super().worker()
         settings = {"broker": self.endpoint, "protocol": self.protocol, "concurrency": 8}
-        return serving_async(AsyncWorker(SERVICE, awaiting(*handler), **settings, **BEATS))
+        return serving(AsyncWorker(SERVICE, awaiting(*handler), **settings, **BEATS))
 
     async def _made(self) -> Any:
         return AsyncClient(self.endpoint, timeout=TIMEOUT_SECONDS, protocol=self.protocol, **BEATS)
@@ -249,47 +250,6 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise
-
-
-@contextmanager
-def serving_async(worker: Any) -> Iterator[Any]:
-    """Serve in an event loop of its own."""
-
-    async def start() -> None:
-        worker.start()
-
-    async def stop() -> None:
-        worker.stop()
-        await worker.wait()
-
-    loop = LoopThread()
-    loop.run(start()).result(TIMEOUT_SECONDS)
-    try:
-        yield worker
-    finally:
-        loop.run(stop()).result(TIMEOUT_SECONDS)
-        loop.close()
-
-
-class LoopThread:
-    """An event loop in a thread, which must report no errors."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._complaints: list[dict[str, Any]] = []
-        self._loop.set_exception_handler(lambda loop, context: self._complaints.append(context))
-        self._thread = threading.Thread(target=self._loop.run_forever, name="door")
-        self._thread.start()
-
-    def run(self, coroutine: Any) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
-        assert self._complaints == []
 
 
 class Older(Door):
@@ -408,7 +368,7 @@ class Durable(Door):
     def _open(self) -> None:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self.many))
         if self._served:
-            self._stack.enter_context(serving(self.endpoint, str(self._folder / "titanic.db"), max_deaths=1))
+            self._stack.enter_context(serving_titanic(self.endpoint, str(self._folder / "titanic.db"), max_deaths=1))
             await_services(self.endpoint, "titanic.request", "titanic.reply", "titanic.close")
         self.client = self._stack.enter_context(Client(self.endpoint, timeout=TIMEOUT_SECONDS, **BEATS))
         self.titanic = Titanic(self.client)
@@ -465,7 +425,7 @@ class AsyncFreelance(Freelance):
     def worker(self, *handler: Any) -> Any:
         if not handler:
             return super().worker()
-        return serving_async(AsyncFreelanceWorker(self._next_endpoint(), awaiting(*handler), concurrency=8))
+        return serving(AsyncFreelanceWorker(self._next_endpoint(), awaiting(*handler), concurrency=8))
 
     def _connected(self) -> Any:
         loop = LoopThread()

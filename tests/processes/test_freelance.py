@@ -121,12 +121,6 @@ def test_a_large_reply_arrives_although_the_server_stops(endpoint):
         assert running.wait() == 0
 
 
-def test_what_is_served_is_logged(endpoint):
-    with server(endpoint) as running:
-        running.line(f"offering echo at {endpoint}, concurrency 1; Ctrl-C stops it")
-        assert running.end() == 0
-
-
 def test_a_function_needs_no_service_name(call, endpoint):
     with server(endpoint, "builtins:list") as running:
         running.line("offering freelance at")

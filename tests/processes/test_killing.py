@@ -1,8 +1,11 @@
 """Brokers, workers and clients in real processes, some of which are killed."""
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.processes import TIMEOUT_SECONDS, alive, broker, eventually, process
 
-from zmdp.clients import Client, RetryLater, WorkerLost
+from zmdp.clients import AsyncClient, Client, RetryLater, WorkerLost
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
@@ -69,26 +72,6 @@ class Gate:
     def open(self):
         """Let the requests finish."""
         self.file.unlink()
-
-
-def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
-    with broker(*SLOW) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client, gated(endpoint) as first:
-        first.line("gated: serving at ")
-        gate = Gate(tmp_path / "gate")
-        for _ in range(64):
-            gate.send(client)
-        assert gate.await_all() == {first.pid}
-        (row,) = workers_of(client, b"gated")
-        assert (row["name"], row["pid"], row["held"]) == ("services:gated", first.pid, 64)
-        with gated(endpoint) as second:
-            eventually(lambda: len(workers_of(client, b"gated")) == 2)
-            os.kill(first.pid, signal.SIGKILL)
-            (row,) = eventually(lambda: [row for row in workers_of(client, b"gated") if row["suspects"]])
-            assert (row["pid"], row["held"]) == (second.pid, 1)  # one suspect at a time
-            gate.open()
-            assert [reply.result() for reply in gate.replies] == 64 * [[b"%d" % second.pid]]
-            counts = stats(client)
-            assert (counts["replies"], counts["lost"], counts["dropped"]) == (64, {"unreachable": 1}, {})
 
 
 def test_a_poisonous_request_fails_alone(tmp_path):
@@ -216,10 +199,116 @@ def test_a_supervisor_restarts_killed_processes_and_stops_all():
         assert client.request("mmi.service", b"pid") == [b"404"]
 
 
-def test_worker_processes_end_when_their_supervisor_is_killed():
+def test_a_frozen_broker_is_left_for_the_next():
+    async def scenario(first, endpoints):
+        async with AsyncClient(endpoints, timeout=TIMEOUT_SECONDS, heartbeat=0.1, liveness=30) as client:
+            assert await client.request("echo", b"1") == [b"1"]
+            first.send_signal(signal.SIGSTOP)
+            assert await client.request("echo", b"2") == [b"2"]
+            first.send_signal(signal.SIGCONT)
+
+    with broker(*QUICK) as (first, one), broker(*QUICK) as (_, other):
+        with worker("zmdp.workers.echo:worker", one), worker("zmdp.workers.echo:worker", other):
+            asyncio.run(scenario(first, [one, other]))
+
+
+SCRIPT = """
+import sys, time
+from zmdp.workers import Worker
+
+def work(request):
+    print("working", flush=True)
+    time.sleep(0.5)
+    return b"done"
+
+Worker("work", work, broker=sys.argv[1]).run()
+"""
+
+
+def test_ctrl_c_on_a_script_finishes_the_running_request():
+    def interruptible():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
-            eventually(lambda: len(workers_of(client, b"pid")) == 2)
-            pids = pids_of(client, b"pid")
-            os.kill(parent.pid, signal.SIGKILL)
-            eventually(lambda: not any(map(alive, pids)))
+        reply = client.submit("work")
+        script = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, endpoint],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=interruptible,  # noqa: PLW1509 - it only sets a signal
+        )
+        with script:
+            try:
+                assert script.stdout.readline() == "working\n"
+                script.send_signal(signal.SIGINT)
+                assert reply.result(TIMEOUT_SECONDS) == [b"done"]
+                assert script.wait(TIMEOUT_SECONDS) == 0
+            finally:
+                script.kill()
+
+
+SIGNALS_ITSELF = """
+import signal, sys, threading
+from zmdp.workers import Worker
+
+def work(request):
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # which interrupts nothing in the main thread
+    return b"done"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Worker("work", work, broker=sys.argv[1]).run()
+"""
+
+
+def test_ctrl_c_is_noticed_although_it_did_not_interrupt_the_main_thread():
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        script = subprocess.Popen([sys.executable, "-c", SIGNALS_ITSELF, endpoint])
+        try:
+            assert client.request("work") == [b"done"]
+            assert script.wait(TIMEOUT_SECONDS) == 0
+        finally:
+            script.kill()
+            script.wait()
+
+
+ABANDONED = """
+import asyncio, gc, sys
+from zmdp.clients import AsyncClient
+from zmdp.workers import AsyncWorker
+
+async def echo(request):
+    return request
+
+async def main():
+    client = AsyncClient(sys.argv[1])
+    AsyncWorker("echo", echo, broker=sys.argv[1]).start()
+    assert await client.request("echo", b"x") == [b"x"]
+
+asyncio.run(main())
+gc.collect()
+print("alive")
+"""
+
+
+def test_an_unclosed_asyncio_client_does_not_keep_the_process_alive():
+    with broker(*QUICK) as (_, endpoint):
+        done = subprocess.run(
+            [sys.executable, "-c", ABANDONED, endpoint],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=True,
+        )
+        assert done.stdout == "alive\n"
+
+
+def test_the_connections_of_a_killed_process_count_as_one_attempt():
+    options = ("--concurrency", "5", "--protocol", "0.2")  # before X1 a connection holds one request
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:
+            eventually(lambda: len(json.loads(client.request("mmi.workers")[0])["workers"]) == 5)
+            reply = client.submit("sleep", b"3000")
+            eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
+            first.kill()
+            with worker("zmdp.workers.sleep:worker", endpoint):
+                assert reply.result(TIMEOUT_SECONDS) == [b"3000"]

@@ -335,19 +335,6 @@ def test_a_stuck_handler_is_cancelled_and_its_request_goes_to_another(endpoint, 
     serving(endpoint, scenario, AsyncWorker("job", hang, handler_timeout=0.1, **QUICK))
 
 
-def test_a_handler_that_yields_is_not_stuck(endpoint, logged):
-    async def slow(request):
-        for _ in range(6):
-            await asyncio.sleep(0.1)
-            yield b"x"
-
-    async def scenario(client):
-        assert len(await collect(client.stream("slow"))) == 7
-        assert not logged("has neither returned", timeout=0)
-
-    serving(endpoint, scenario, AsyncWorker("slow", slow, handler_timeout=0.5, **QUICK))
-
-
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -392,14 +379,6 @@ def test_stopped_before_it_is_started(endpoint):
         worker = AsyncWorker("echo", echo, broker=endpoint)
         worker.stop()
         await asyncio.wait_for(worker.run(), 10)
-
-    asyncio.run(scenario())
-
-
-def test_a_worker_whose_broker_was_never_there():
-    async def scenario():
-        async with AsyncWorker("echo", echo, broker="tcp://127.0.0.1:1", **QUICK) as worker:
-            assert worker.started
 
     asyncio.run(scenario())
 

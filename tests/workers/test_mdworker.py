@@ -79,11 +79,6 @@ def test_the_worker_as_a_decorator(client, endpoint):
         assert client.request("upper", b"abc") == [b"ABC"]
 
 
-def test_the_echo_that_is_built_in(client, endpoint, protocol):
-    with Worker("echo", echo.echo, broker=endpoint, protocol=protocol):
-        assert client.request("echo", b"a", b"") == [b"a", b""]
-
-
 def test_the_sleep_that_is_built_in(client, endpoint):
     with Worker("sleep", sleep.sleep, broker=endpoint):
         assert client.request("sleep", b"1", b"x") == [b"1", b"x"]
@@ -117,27 +112,6 @@ def test_a_handler_that_fails_is_told_and_logged_and_the_worker_goes_on(
             assert (len(caught.value.text) <= 1000, caught.value.code) == (True, 500)
             assert "Traceback" not in caught.value.text
         assert logged("fail: the handler failed")
-
-
-def test_stop_finishes_what_is_worked_on(client, endpoint, pool):
-    taken, go_on = threading.Event(), threading.Event()
-
-    def slow(request):
-        taken.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
-        return b"done"
-
-    worker = Worker("slow", slow, broker=endpoint)
-    running = pool.submit(worker.run)
-    reply = pool.submit(client.request, "slow", b"x")
-    assert taken.wait(TIMEOUT_SECONDS)
-    worker.stop()
-    assert not worker.wait(timeout=0.05)
-    go_on.set()
-    assert reply.result() == [b"done"]
-    running.result()
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as other:
-        assert other.request("mmi.service", b"slow") == [b"404"]
 
 
 def test_the_guides_loop(client, endpoint, pool, protocol):
@@ -441,17 +415,6 @@ def test_a_generator_is_closed_when_a_part_cannot_be_sent(client, endpoint, capl
 
 
 # ── failures and codecs ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_handler_chooses_code_text_and_detail(client, endpoint, protocol, logged):
-    def refuse(request):
-        raise ServiceError(422, "two numbers, please", b'{"given":1}')
-
-    with Worker("refuse", refuse, broker=endpoint, protocol=protocol), pytest.raises(ServiceError) as caught:
-        client.request("refuse")
-    detail = b'{"given":1}' if protocol == "X1" else None  # there is no word for it elsewhere
-    assert (caught.value.code, caught.value.text, caught.value.detail) == (422, "two numbers, please", detail)
-    assert logged("refuse: the handler failed with 422: two numbers, please")
 
 
 @pytest.mark.parametrize(("codec", "value"), [("json", {"a": [1, None, "ä"]}), ("msgpack", {"a": [1, b"\xff"]})])

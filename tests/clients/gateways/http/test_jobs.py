@@ -1,6 +1,5 @@
 """Jobs over HTTP, with a real broker, Titanic and workers."""
 
-import asyncio
 import hashlib
 import json
 import threading
@@ -13,6 +12,7 @@ import pytest
 from support.access import Folder
 from support.gateways import Raw
 from support.http_gateways import TITANIC, await_services, http_gateway
+from support.offered import offered
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import row, serving, state
 
@@ -119,10 +119,7 @@ def test_values_are_json(http, endpoint):
     def total(values: list[int]) -> dict[str, int]:
         return {"total": sum(values)}
 
-    worker = services.worker(broker=endpoint)
-    thread = threading.Thread(target=lambda: asyncio.run(worker.run()), daemon=True)
-    thread.start()
-    try:
+    with offered(services, endpoint):
         job = http.post("/jobs/total", json=[1, 2]).headers["location"]
         assert result(http, job, Accept="application/json").json() == {"total": 3}
         done = http.post("/jobs/total", json=[3], headers={"Prefer": f"wait={TIMEOUT_SECONDS:g}"})
@@ -134,9 +131,6 @@ def test_values_are_json(http, endpoint):
         assert failed.json()["detail"] == "$[0]: expected int, got str"
         refused = http.post("/jobs/total", content=b"[1", headers={"content-type": "application/json"})
         assert problem(refused) == (400, "invalid")
-    finally:
-        worker.stop()
-        thread.join()
 
 
 def test_a_body_of_several_frames_and_headers_for_the_handler(http):
