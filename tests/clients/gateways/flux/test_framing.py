@@ -68,20 +68,6 @@ def test_genuine_parts_are_read_and_written_byte_by_byte(vector, order):
     assert encode(parts, order) == stream
 
 
-@pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS.keys())
-def test_a_truncated_message_is_awaited(vector):
-    stream = stream_of(vector)
-    for size in range(len(stream)):
-        decoder = Decoder()
-        decoder.feed(stream[:size])
-        assert decoder.next() is None
-        assert decoder.buffered == size
-        decoder.feed(stream[size:])
-        assert decoder.next() == read(stream)[0]
-        assert decoder.next() is None
-        assert decoder.buffered == 0
-
-
 @pytest.mark.parametrize("order", [LITTLE, BIG])
 def test_the_order_of_the_magic_is_remembered(order):
     decoder = Decoder()
