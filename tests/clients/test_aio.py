@@ -14,6 +14,7 @@ from support.router import Router
 from zmdp.clients import (
     AsyncClient,
     ClosedError,
+    CodecError,
     RequestError,
     RequestRejected,
     RequestTimeout,
@@ -67,6 +68,68 @@ def test_cancelled_at_any_moment(endpoint, protocol):
             assert isinstance(result, asyncio.CancelledError) or result == [b"%d" % turns]
 
     with_client(endpoint, scenario, protocol=protocol)
+
+
+def test_invalid_arguments(endpoint, protocol):
+    async def scenario(client):
+        for ask, message in (
+            (lambda: client.request("echo", "text"), "frame 0 is of type str"),
+            (lambda: client.request("echo", timeout=0), "timeout is 0"),
+            (lambda: collect(client.stream("echo", timeout=0)), "timeout is 0"),
+            (lambda: collect(client.stream("echo", deadline=-1)), "deadline is -1"),
+            (lambda: client.call("echo", codec="pickle"), "codec is 'pickle'"),
+        ):
+            with pytest.raises(SettingError, match=message):
+                await ask()
+        with pytest.raises(CodecError, match="cannot be read as msgpack"):
+            await client.call("count", codec="msgpack")
+
+    with_client(endpoint, scenario, protocol=protocol)
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 0}, {"codec": None}, {"protocol": "3"}, {"heartbeat": "1"}])
+def test_invalid_settings(settings):
+    with pytest.raises(SettingError, match=f"{next(iter(settings))} is "):
+        AsyncClient("tcp://127.0.0.1:1", **settings)
+
+
+@pytest.mark.parametrize("old", ["0.2", "0.1"])
+def test_legacy_protocols_refuse_what_only_x1_can_carry(endpoint, old):
+    async def scenario(client):
+        for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
+            for ask in (client.request("echo", **settings), collect(client.stream("echo", **settings))):
+                with pytest.raises(SettingError, match="require protocol X1"):
+                    await ask
+        with pytest.raises(SettingError, match="require protocol X1"):
+            await collect(client.stream("echo", deadline=1))
+
+    with_client(endpoint, scenario, protocol=old)
+
+
+def test_a_closed_client_says_so(endpoint, protocol):
+    async def scenario():
+        client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)
+        await client.close()
+        await client.close()
+        for ask in (
+            client.request("echo"),
+            client.available("echo"),
+            client.call("sum"),
+            collect(client.stream("echo")),
+        ):
+            with pytest.raises(ClosedError, match="was closed"):
+                await ask
+
+    asyncio.run(scenario())
+
+
+def test_several_requests_that_nobody_answers_learn_why():
+    async def scenario(client):
+        asking = [asyncio.create_task(client.request("echo", timeout=0.1)) for _ in range(3)]
+        for outcome in await asyncio.gather(*asking, return_exceptions=True):
+            assert isinstance(outcome, RequestTimeout)
+
+    with_client("tcp://127.0.0.1:1", scenario, protocol="0.2")
 
 
 def test_a_client_belongs_to_one_event_loop(endpoint, protocol):

@@ -115,10 +115,12 @@ def test_services_and_info_and_ping(mdclient):
         (["call", "echo", "--protocol", "3"], 2, "'3' is not one of 'X1', '0.2', '0.1'"),
         (["call", "echo", "--header", "nameonly"], 2, "'nameonly': expected NAME=VALUE"),
         (["call", "echo", "--header", "a=b", "--protocol", "0.2"], 2, "--header requires protocol X1"),
+        (["bench", "nobody"], 4, "no worker offers 'nobody' at tcp://"),
         (["bench", "echo", "--load", "mixed"], 2, "--slow BODY requires --load mixed"),
         (["bench", "echo", "--slow", "x"], 2, "--slow BODY requires --load mixed"),
         (["bench", "echo", "--protocol", "0.2"], 2, "--load pipelined and mixed require protocol X1"),
         (["bench", "echo", "--outstanding", "0"], 2, "expected a whole number of requests (greater than 0), got '0'"),
+        (["top", "--broker", "tcp://127.0.0.1:1"], 5, "nothing is listening there"),
         (["top", "--count", "0"], 2, "expected a whole number of updates (greater than 0), got '0'"),
         (["call", "nobody", "--wait", "--timeout", "1", "--retries", "1"], 3, "service 'nobody'"),
         (
@@ -388,6 +390,7 @@ def test_an_idle_broker_exits_with_0():
         (["/srv/app.py:worker"], "use app:worker with /srv as the current directory"),
         (["os:name"], "os:name is of type str: expected a zmdp.Services, a zmdp.Worker or AsyncWorker, or a"),
         (["os:getcwd"], "os:getcwd is a function: name the service that it offers with --service NAME"),
+        (["sound:worker", "--service", "a\tb"], "is not a valid service name"),
         (["sound:worker", "--service", "mmi.x"], "service 'mmi.x' is reserved: the broker itself offers"),
         (["zmdp.workers.echo:worker", "--concurrency", "0"], "a whole number of requests (greater than 0), got '0'"),
         (

@@ -224,8 +224,8 @@ def test_invalid_arguments(servers):
 # ── asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_asyncio_a_client_belongs_to_one_event_loop(servers):
-    client = AsyncFreelanceClient(servers, timeout=TIMEOUT_SECONDS)
+def test_asyncio_a_client_belongs_to_one_event_loop(servers, context):
+    client = AsyncFreelanceClient(servers, timeout=TIMEOUT_SECONDS, context=context)
 
     async def use():
         return await client.request(b"x")

@@ -171,6 +171,15 @@ async def echo(request):
     return request
 
 
+def test_asyncio_a_port_in_use(endpoint):
+    async def main():
+        with pytest.raises(BindError, match="another program is listening there"):
+            AsyncFreelanceWorker(endpoint, echo).start()
+
+    with FreelanceWorker(endpoint, list):
+        asyncio.run(main())
+
+
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

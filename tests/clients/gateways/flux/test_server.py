@@ -122,6 +122,12 @@ def test_a_socket_that_a_dead_gateway_left_is_replaced(broker, tmp_path):
         pass
 
 
+def test_a_second_gateway_of_a_broker_leaves_events_to_the_first(gateway, broker, tmp_path, logged):
+    with running_gateway(broker, tmp_path / "second") as second, second.client() as client:
+        assert logged("another gateway publishes the events already")
+        assert client.rpc("event.publish", {"topic": "x", "flags": 0}).a == 0
+
+
 def test_only_one_gateway_can_run_at_a_socket(gateway, broker):
     with pytest.raises(BindError, match=r"flux: another gateway is running there"):
         with running_gateway(broker, gateway.path):
