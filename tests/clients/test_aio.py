@@ -87,7 +87,7 @@ def test_invalid_arguments(endpoint, protocol):
     with_client(endpoint, scenario, protocol=protocol)
 
 
-@pytest.mark.parametrize("settings", [{"timeout": 0}, {"codec": None}, {"protocol": "3"}, {"heartbeat": "1"}])
+@pytest.mark.parametrize("settings", [{"timeout": 0}, {"codec": None}, {"protocol": "3"}, {"heartbeat": 0.001}])
 def test_invalid_settings(settings):
     with pytest.raises(SettingError, match=f"{next(iter(settings))} is "):
         AsyncClient("tcp://127.0.0.1:1", **settings)
