@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from support.holding import Holding
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import ServiceError
@@ -43,40 +44,6 @@ def look(request):
 
 def refuse(request):
     raise ServiceError(int(request[0]), "said so", request[1] or None)
-
-
-class Holding:
-    """A handler that holds each request until it is let go or cancelled."""
-
-    def __init__(self):
-        self._changed = threading.Condition()
-        self._open = False
-        self.taken = []
-        self.cancelled = []
-
-    def __call__(self, request):
-        with self._changed:
-            self.taken.append(request)
-            self._changed.notify_all()
-            while not (self._open or request.cancelled):
-                self._changed.wait(0.01)
-            if request.cancelled:
-                self.cancelled.append(request)
-                self._changed.notify_all()
-        return request
-
-    def let_go(self):
-        with self._changed:
-            self._open = True
-            self._changed.notify_all()
-
-    def wait_taken(self, number=1):
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.taken) >= number, TIMEOUT_SECONDS)
-
-    def wait_cancelled(self, number=1):
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.cancelled) >= number, TIMEOUT_SECONDS)
 
 
 @pytest.fixture(scope="module")

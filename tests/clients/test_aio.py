@@ -3,38 +3,30 @@
 import asyncio
 import gc
 import logging
-import sys
-import threading
 import time
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 
 import pytest
 from support.garbage import no_collector
-from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS
 from support.router import Router
 
 from zmdp.clients import (
     AsyncClient,
-    BrokerUnreachable,
     ClosedError,
     CodecError,
     RequestError,
     RequestRejected,
     RequestTimeout,
-    RetryLater,
-    ServiceError,
     ServiceNotFound,
     SettingError,
-    StreamInterrupted,
-    legacy_session,
 )
 from zmdp.clients.call import Call
 from zmdp.mdp.transport.multipart import receive
 from zmdp.testing import running_broker
-from zmdp.workers import AsyncWorker, Worker
+from zmdp.workers import AsyncWorker
 
 ALL = ["X1", "0.2", "0.1"]
-NOBODY = "tcp://127.0.0.1:1"
 
 
 @pytest.fixture(params=ALL)
@@ -60,111 +52,7 @@ async def collect(parts):
     return [part async for part in parts]
 
 
-async def unreachable(text, ask):
-    """Return the error of `ask(timeout)`, with the first timeout after which the client knows what `text` says."""
-    for timeout in SHORT_TIMEOUTS:
-        with pytest.raises(RequestTimeout) as caught:  # BrokerUnreachable, once it is known
-            await ask(timeout)
-        if text.format(f"{timeout:g} s") in str(caught.value):
-            return caught.value
-    raise AssertionError(str(caught.value))
-
-
 # ── whatever the protocol ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_reply_is_a_list_of_frames(endpoint, protocol):
-    async def scenario(client):
-        reply = await client.request("echo", b"a", bytearray(b"b"), memoryview(b"c"))
-        assert (reply, reply.service, reply.final) == ([b"a", b"b", b"c"], "echo", True)
-        assert await client.request("echo") == [b""]
-        frames = [b"", bytes(range(256)), b"x" * 5_000_000]
-        assert await client.request("echo", *frames) == frames
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_streams(endpoint, protocol):
-    async def scenario(client):
-        parts = await collect(client.stream("count"))
-        assert [frame for part in parts for frame in part] == [b"0", b"1", b"2", b"end"]
-        assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
-        assert await client.request("count") == [b"0", b"1", b"2", b"end"]
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_values(endpoint, protocol):
-    async def scenario(client):
-        assert await client.call("sum", [1, 2, 3]) == 6
-        with pytest.raises(CodecError, match="cannot be sent as json"):
-            await client.call("sum", object())
-        with pytest.raises(CodecError, match="cannot be read as msgpack"):
-            await client.call("echo", codec="json") or await client.call("count", codec="msgpack")
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_many_at_once_do_not_get_each_others_replies(endpoint, protocol):
-    async def scenario(client):
-        asked = [b"%d" % number for number in range(500)]
-        for _ in range(2):
-            replies = await asyncio.gather(*(client.request("echo", body) for body in asked))
-            assert replies == [[body] for body in asked]
-
-    with_client(endpoint, scenario, protocol=protocol, timeout=TIMEOUT_SECONDS)
-
-
-def test_a_handler_that_raises(endpoint, protocol):
-    async def scenario(client):
-        for service in ("fail.0.2", "fail.0.1"):
-            with pytest.raises(ServiceError) as caught:
-                await client.request(service, b"x")
-            assert (caught.value.code, caught.value.text) == (500, "ValueError: no good")
-            with pytest.raises(ServiceError, match="no good"):
-                await collect(client.stream(service))
-        assert await client.request("echo", b"x") == [b"x"]
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_whether_a_service_is_available(endpoint, protocol):
-    async def scenario(client):
-        assert await client.available("echo")
-        assert not await client.available("nobody", timeout=TIMEOUT_SECONDS)
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_after_a_timeout_the_client_can_be_used(endpoint, protocol):
-    async def scenario(client):
-        with pytest.raises(RequestTimeout, match="nobody"):
-            await client.request("nobody", timeout=0.05)
-        with pytest.raises(RequestTimeout, match="nobody"):
-            await collect(client.stream("nobody", timeout=0.05))
-        assert await client.request("echo", b"x", timeout=None) == [b"x"]
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_a_task_that_is_cancelled(endpoint, holding, protocol):
-    """Replies that arrive later are not mistaken for those to other requests."""
-
-    async def scenario(client):
-        tasks = [asyncio.create_task(client.request("hold", b"%d" % number)) for number in range(4)]
-        streams = [asyncio.create_task(collect(client.stream("hold", b"%d" % number))) for number in range(4)]
-        await asyncio.to_thread(holding.wait_taken, 8)
-        for task in tasks + streams:
-            task.cancel()
-        results = await asyncio.gather(*tasks, *streams, return_exceptions=True)
-        assert [type(result) for result in results] == [asyncio.CancelledError] * 8
-        if protocol == "X1":
-            await asyncio.to_thread(holding.wait_cancelled, 8)
-        holding.let_go()
-        asked = [b"%d" % number for number in range(100, 150)]
-        assert await asyncio.gather(*(client.request("hold", body) for body in asked)) == [[body] for body in asked]
-
-    with_client(endpoint, scenario, protocol=protocol)
 
 
 def test_cancelled_at_any_moment(endpoint, protocol):
@@ -182,60 +70,66 @@ def test_cancelled_at_any_moment(endpoint, protocol):
     with_client(endpoint, scenario, protocol=protocol)
 
 
-def test_a_stream_that_is_left_early(endpoint, protocol):
+def test_invalid_arguments(endpoint, protocol):
     async def scenario(client):
-        async with aclosing(client.stream("count")) as parts:
-            async for part in parts:
-                assert part[0] == b"0"
-                break
-        async for _ in client.stream("count"):
-            break  # closed by whoever collects it
-        values = client.call_stream("count", codec=Raw())
-        assert await anext(values) is not None
-        await values.aclose()
-        asked = [b"%d" % number for number in range(20)]
-        assert await asyncio.gather(*(client.request("echo", body) for body in asked)) == [[body] for body in asked]
+        for ask, message in (
+            (lambda: client.request("echo", "text"), "frame 0 is of type str"),
+            (lambda: client.request("echo", timeout=0), "timeout is 0"),
+            (lambda: collect(client.stream("echo", timeout=0)), "timeout is 0"),
+            (lambda: collect(client.stream("echo", deadline=-1)), "deadline is -1"),
+            (lambda: client.call("echo", codec="pickle"), "codec is 'pickle'"),
+        ):
+            with pytest.raises(SettingError, match=message):
+                await ask()
+        with pytest.raises(CodecError, match="cannot be read as msgpack"):
+            await client.call("count", codec="msgpack")
 
     with_client(endpoint, scenario, protocol=protocol)
 
 
-class Raw:
-    """A codec for any frames."""
-
-    def encode(self, value):
-        return [b""]
-
-    def decode(self, frames):
-        return list(frames)
+@pytest.mark.parametrize("settings", [{"timeout": 0}, {"codec": None}, {"protocol": "3"}, {"heartbeat": 0.001}])
+def test_invalid_settings(settings):
+    with pytest.raises(SettingError, match=f"{next(iter(settings))} is "):
+        AsyncClient("tcp://127.0.0.1:1", **settings)
 
 
-def test_close_while_requests_are_outstanding(endpoint, begun, holding, protocol):
+@pytest.mark.parametrize("old", ["0.2", "0.1"])
+def test_legacy_protocols_refuse_what_only_x1_can_carry(endpoint, old):
+    async def scenario(client):
+        for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
+            for ask in (client.request("echo", **settings), collect(client.stream("echo", **settings))):
+                with pytest.raises(SettingError, match="require protocol X1"):
+                    await ask
+        with pytest.raises(SettingError, match="require protocol X1"):
+            await collect(client.stream("echo", deadline=1))
+
+    with_client(endpoint, scenario, protocol=old)
+
+
+def test_a_closed_client_says_so(endpoint, protocol):
     async def scenario():
         client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)
-        tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
-        tasks += [asyncio.create_task(collect(client.stream("hold")))]
-        parts = client.stream(begun)
-        if protocol != "0.1":
-            await anext(parts)
-        await asyncio.to_thread(holding.wait_taken, 4)
         await client.close()
         await client.close()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results] == [ClosedError] * 4
-        with pytest.raises(ClosedError):
-            await collect(parts)
-        for use in (
-            lambda: client.request("echo"),
-            lambda: client.available("echo"),
-            lambda: client.call("echo"),
-            lambda: anext(client.stream("echo")),
+        for ask in (
+            client.request("echo"),
+            client.available("echo"),
+            client.call("sum"),
+            collect(client.stream("echo")),
         ):
             with pytest.raises(ClosedError, match="was closed"):
-                await use()
-        if protocol == "X1":
-            await asyncio.to_thread(holding.wait_cancelled, 4)
+                await ask
 
     asyncio.run(scenario())
+
+
+def test_several_requests_that_nobody_answers_learn_why():
+    async def scenario(client):
+        asking = [asyncio.create_task(client.request("echo", timeout=0.1)) for _ in range(3)]
+        for outcome in await asyncio.gather(*asking, return_exceptions=True):
+            assert isinstance(outcome, RequestTimeout)
+
+    with_client("tcp://127.0.0.1:1", scenario, protocol="0.2")
 
 
 def test_a_client_belongs_to_one_event_loop(endpoint, protocol):
@@ -254,83 +148,7 @@ def test_a_client_belongs_to_one_event_loop(endpoint, protocol):
     asyncio.run(client.close())
 
 
-def test_broker_unreachable_says_that_nobody_listens(protocol):
-    async def scenario(client):
-        for ask in (
-            lambda timeout: client.request("echo", timeout=timeout),
-            lambda timeout: collect(client.stream("echo", timeout=timeout)),
-        ):
-            raised = await unreachable("within {}: nothing is listening there", ask)
-            assert isinstance(raised, TimeoutError)
-
-    with_client(NOBODY, scenario, protocol=protocol)
-
-
-def test_the_first_of_two_brokers_is_dead(endpoint, protocol):
-    async def scenario(client):
-        if protocol != "X1":  # where nothing is sent again, those that time out tell the rest
-            results = await asyncio.gather(*(client.request("echo") for _ in range(4)), return_exceptions=True)
-            assert [type(result) for result in results] == [BrokerUnreachable] * 4
-        asked = [b"%d" % number for number in range(20)]
-        replies = await asyncio.gather(*(client.request("echo", body, timeout=TIMEOUT_SECONDS) for body in asked))
-        assert replies == [[body] for body in asked]
-
-    with_client([NOBODY, endpoint], scenario, protocol=protocol, timeout=0.1)
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda c: c.request("echo", "text"), "frame 0 is of type str: a frame is bytes"),
-        (lambda c: c.request(""), "'' is not a valid service name"),
-        (lambda c: c.request("echo", timeout=0), "timeout is 0: it must be a number of seconds above 0"),
-        (lambda c: anext(c.stream("echo", timeout=-1)), "timeout is -1"),
-        (lambda c: anext(c.stream("echo", deadline=0)), "deadline is 0"),
-        (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it must be one of json, msgpack, arrow"),
-    ],
-)
-def test_invalid_arguments(endpoint, ask, message, protocol):
-    async def scenario(client):
-        with pytest.raises(SettingError, match=message):
-            await ask(client)
-        assert await client.request("echo", b"x") == [b"x"]
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"broker": []}, "broker is empty"),
-        ({"broker": "nonsense"}, "'nonsense' is not a valid endpoint"),
-        ({"broker": "nonsense", "protocol": "0.2"}, "'nonsense' is not a valid endpoint"),
-        ({"protocol": "3"}, "protocol is '3': it must be one of X1, 0.2, 0.1"),
-        ({"timeout": 0}, "timeout is 0"),
-        ({"codec": "pickle"}, "codec is 'pickle'"),
-        ({"heartbeat": 0}, "heartbeat is 0"),
-        ({"liveness": 1}, "liveness is 1"),
-    ],
-)
-def test_invalid_settings(settings, message):
-    with pytest.raises(SettingError, match=message):
-        AsyncClient(**settings)
-
-
 # ── 0.2 and 0.1: each request has a connection of its own ────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
-def test_legacy_protocols_refuse_what_only_x1_can_carry(endpoint, protocol):
-    async def scenario(client):
-        for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
-            with pytest.raises(SettingError, match="require protocol X1"):
-                await client.request("echo", **settings)
-            with pytest.raises(SettingError, match="require protocol X1"):
-                await anext(client.stream("echo", **settings))
-        with pytest.raises(SettingError, match="require protocol X1"):
-            await anext(client.stream("echo", deadline=1))
-
-    with_client(endpoint, scenario, protocol=protocol)
 
 
 def test_connections_are_reused_unless_a_late_reply_may_arrive():
@@ -382,29 +200,6 @@ def test_connections_to_a_dead_broker_are_not_reused_after_failover(endpoint):
 
     with Router() as router:
         with_client([router.endpoint, endpoint], scenario, protocol="0.2")
-
-
-def test_the_largest_float_is_a_timeout(endpoint, protocol):
-    async def scenario(client):
-        for timeout in (sys.float_info.max, 10**400):
-            assert await client.request("echo", b"x", timeout=timeout) == [b"x"]
-            assert await collect(client.stream("echo", b"x", timeout=timeout)) == [[b"x"]]
-        if client.protocol == "X1":
-            assert await collect(client.stream("echo", b"x", deadline=sys.float_info.max)) == [[b"x"]]
-
-    with_client(endpoint, scenario, protocol=protocol)
-
-
-def test_parts_that_are_collected_without_end_end_the_request(endpoint, monkeypatch):
-    monkeypatch.setattr(legacy_session, "MAX_REPLY_BYTES", 1)
-
-    async def scenario(client):
-        for _ in range(2):
-            with pytest.raises(RequestRejected, match="the parts of the reply of service 'count' exceed 1 bytes"):
-                await client.request("count")
-        assert await client.request("echo", b"x") == [b"x"]
-
-    with_client(endpoint, scenario, protocol="0.2")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -509,137 +304,6 @@ def test_nothing_is_left_of_a_request_that_fails(endpoint, ask):
 
     with no_collector():
         with_client(endpoint, scenario)
-
-
-def test_requests_within_a_stream_and_streams_side_by_side(endpoint):
-    async def scenario(client):
-        seen = []
-        async for part in client.stream("count"):
-            seen += part + await client.request("echo", b"within")
-        assert seen == [b"0", b"within", b"1", b"within", b"2", b"within", b"end", b"within"]
-        both = await asyncio.gather(*(collect(client.stream("count")) for _ in range(50)))
-        assert both == [[[b"0"], [b"1"], [b"2"], [b"end"]]] * 50
-
-    with_client(endpoint, scenario)
-
-
-def test_a_stream_that_is_left_early_is_cancelled(endpoint):
-    closed = threading.Event()
-
-    def endless(request):
-        try:
-            while True:
-                yield b"more"
-        finally:
-            closed.set()
-
-    async def scenario(client):
-        async with aclosing(client.stream("endless")) as parts:
-            await anext(parts)
-        assert await asyncio.to_thread(closed.wait, TIMEOUT_SECONDS)
-        assert await client.request("echo", b"x") == [b"x"]
-
-    with Worker("endless", endless, broker=endpoint):
-        with_client(endpoint, scenario)
-
-
-def test_a_stream_that_is_read_too_slowly_ends_within_bounds(endpoint, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD_BYTES", 10_000)
-
-    async def scenario(client):
-        parts = client.stream("flood", b"200")
-        await anext(parts)
-        await client.request("flood", b"0")  # the same worker: all parts of the first have come
-        assert [await anext(parts) for _ in range(20)] == [[b"x" * 100]] * 20
-        with pytest.raises(StreamInterrupted, match="arrives faster than it is read"):
-            await collect(parts)
-        assert len(await collect(client.stream("flood", b"2"))) == 3
-
-    with_client(endpoint, scenario)
-
-
-def test_max_outstanding_is_respected(endpoint):
-    guard, active, most = threading.Lock(), [0], [0]
-
-    def work(request):
-        with guard:
-            active[0] += 1
-            most[0] = max(most[0], active[0])
-        threading.Event().wait(0.005)
-        with guard:
-            active[0] -= 1
-        return request
-
-    async def scenario(client):
-        tasks = [asyncio.create_task(client.request("work", b"%d" % number)) for number in range(40)]
-        await asyncio.sleep(0)
-        for task in tasks[::4]:  # of those that are outstanding, and of those that wait for a place
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [r for n, r in enumerate(results) if n % 4] == [[b"%d" % n] for n in range(40) if n % 4]
-        assert len(await asyncio.gather(*(collect(client.stream("work")) for _ in range(10)))) == 10
-
-    with Worker("work", work, broker=endpoint, concurrency=6):
-        with_client(endpoint, scenario, max_outstanding=2)
-    # Those that were cancelled may still be worked on when the next have come.
-    assert most[0] <= 4
-
-
-def test_requests_that_wait_for_a_slot_are_not_overtaken(endpoint, holding):
-    holding.let_go()
-
-    async def scenario(client):
-        async def ask(name, many):
-            for _ in range(many):
-                await client.request("hold", name)
-
-        await asyncio.gather(ask(b"first", 10), ask(b"second", 10))
-        assert [request[0] for request in holding.taken] == [b"first", b"second"] * 10
-        # A turn passes to the next if the request no longer wants it, and when another is cancelled.
-        holding.taken.clear()
-        tasks = [asyncio.create_task(ask(b"%d" % number, 1)) for number in range(5)]
-        await asyncio.sleep(0)
-        for cancelled in (tasks[0], tasks[2]):
-            cancelled.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert [request[0] for request in holding.taken if request[0] != b"0"] == [b"1", b"3", b"4"]
-
-    with_client(endpoint, scenario, max_outstanding=1)
-
-
-def test_requests_that_wait_for_a_slot_when_the_client_is_closed(endpoint, holding):
-    async def scenario():
-        client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1)
-        tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
-        await asyncio.to_thread(holding.wait_taken)
-        await client.close()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results] == [ClosedError] * 3
-
-    asyncio.run(scenario())
-
-
-def test_the_broker_is_stopped_and_started_again():
-    async def scenario():
-        with ExitStack() as ends:
-            with running_broker(drain_timeout=0.05) as first:
-                at = first.endpoints[0]
-                client = AsyncClient(at, timeout=TIMEOUT_SECONDS)
-                ends.enter_context(Worker("echo", list, broker=at))
-                assert await client.request("echo", b"before") == [b"before"]
-                outstanding = asyncio.create_task(client.request("nobody"))
-                await asyncio.sleep(0)
-                await client.available("nobody")  # by now the broker has both
-            with pytest.raises(RetryLater, match="503"):  # it ended in order, and so told everybody
-                await outstanding
-            meanwhile = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(100)]
-            await asyncio.sleep(0)
-            with running_broker(at):
-                assert await asyncio.gather(*meanwhile) == [[b"%d" % number] for number in range(100)]
-                assert await client.request("echo", b"after") == [b"after"]
-                await client.close()
-
-    asyncio.run(scenario())
 
 
 def test_asyncio_logs_no_errors(endpoint, holding, caplog):

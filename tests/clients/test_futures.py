@@ -107,13 +107,6 @@ def test_threads_that_ask_first_while_the_reply_arrives(client, router, pool):
         assert [each.result(TIMEOUT_SECONDS) for each in asking] == expected
 
 
-def test_a_future_that_fails(client):
-    future = client.submit("echo", timeout=0.05, retries=0)
-    assert isinstance(future.exception(TIMEOUT_SECONDS), RequestTimeout)
-    with pytest.raises(RequestTimeout):
-        future.result()
-
-
 def test_a_value_that_cannot_be_made_concerns_its_own_future_only(client, router):
     @dataclass
     class Failing:
@@ -149,16 +142,6 @@ def test_wait_and_as_completed(client, router):
     futures[0].cancel()
     answer(router, asked[1:5])
     assert set(as_completed(futures, TIMEOUT_SECONDS)) == set(futures)
-
-
-def test_awaited_by_asyncio(client, router):
-    async def scenario():
-        futures, asked = submit(client, router, 10)
-        waiting = [asyncio.wrap_future(future) for future in futures]
-        answer(router, asked)
-        return await asyncio.gather(*waiting)
-
-    assert asyncio.run(scenario()) == [[b"%d" % number] for number in range(10)]
 
 
 def test_many_threads_wait_for_one_future(client, router, pool):

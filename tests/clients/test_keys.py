@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import zmq
 from support.access import Folder
+from support.loops import serving
 from support.processes import TIMEOUT_SECONDS, eventually_raises
 
 from zmdp.clients import AsyncClient, Client
@@ -35,20 +36,9 @@ def endpoint(server):
     return server.endpoints[0]
 
 
-@contextmanager
-def serving(worker):
+def running(worker):
     """Run a worker of either kind, an AsyncWorker in an event loop of its own."""
-    if isinstance(worker, Worker):
-        with worker:
-            yield
-        return
-    thread = threading.Thread(target=asyncio.run, args=(worker.run(),))
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join()
+    return worker if isinstance(worker, Worker) else serving(worker)
 
 
 async def shout_async(request):
@@ -98,7 +88,7 @@ def test_every_kind_of_client_reaches_every_kind_of_worker(folder, bind):
         services = []
         for protocol in PROTOCOLS:
             for worker in workers(endpoint, protocol, **folder.settings("resizer")):
-                stack.enter_context(serving(worker))
+                stack.enter_context(running(worker))
                 services.append(worker.service)
         for protocol in PROTOCOLS:
             with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol, **folder.settings("shop")) as client:
@@ -193,7 +183,7 @@ def test_a_worker_that_the_broker_does_not_admit_logs_why(folder, endpoint, case
         case
     ]
     worker = list(workers(endpoint, "X1", **settings_of(folder, name, broker)))[kind]
-    with serving(worker):
+    with running(worker):
         assert logged(text)
 
 

@@ -52,13 +52,6 @@ def test_one_after_the_other(endpoint):
     assert all(part >= 0 for part in told)
 
 
-@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
-def test_one_after_the_other_before_x1(endpoint, protocol):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
-        result = one_by_one(client, "echo", [b"x"], wait=True, seconds=SECONDS, progress=lambda part: None)
-    assert (result.replies > 0, result.errors) == (True, Counter())
-
-
 def test_outstanding_requests_at_a_time(endpoint):
     guard, active, most, three = threading.Lock(), [0], [0], threading.Event()
 

@@ -7,8 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import count as count_up
 
 import pytest
@@ -26,16 +25,13 @@ from zmdp.clients import (
     RequestError,
     RequestRejected,
     RequestTimeout,
-    RetryLater,
     ServiceError,
     ServiceNotFound,
     SettingError,
     StreamInterrupted,
-    WorkerLost,
     legacy_session,
 )
 from zmdp.clients.call import Call
-from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -63,27 +59,12 @@ def old(request, endpoint):
         yield client
 
 
-def session_of(client):
-    """Return the machine of a client that speaks X1."""
-    return client._dialog._dialog._session
-
-
 # ── whatever the protocol ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_reply_is_a_list_of_frames(client):
     reply = client.request("echo", b"a", bytearray(b"b"), memoryview(b"c"))
     assert (reply, reply.service, reply.final) == ([b"a", b"b", b"c"], "echo", True)
-
-
-def test_a_stream_is_an_iterator(client):
-    parts = [*client.stream("count")]
-    assert [frame for part in parts for frame in part] == [b"0", b"1", b"2", b"end"]
-    assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
-
-
-def test_the_parts_of_a_stream_are_collected(client):
-    assert client.request("count") == [b"0", b"1", b"2", b"end"]
 
 
 def test_values(client):
@@ -98,36 +79,6 @@ def test_values(client):
 def test_whether_a_service_is_available(client):
     assert client.available("echo")
     assert not client.available("nobody")
-
-
-@pytest.mark.parametrize("service", ["fail.0.2", "fail.0.1"])
-def test_a_handlers_exception_is_reported_by_type_and_text(client, service):
-    with pytest.raises(ServiceError) as caught:
-        client.request(service, b"x")
-    assert (caught.value.code, caught.value.text, caught.value.service) == (500, "ValueError: no good", service)
-    assert client.request("echo", b"still usable") == [b"still usable"]
-
-
-@pytest.mark.parametrize("protocol", ["X1", "0.2"])
-def test_a_handler_that_raises_within_a_stream(endpoint, protocol):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
-        parts = client.stream("fail.late.0.2")
-        assert next(parts) == [b"first"]
-        with pytest.raises(ServiceError, match="KeyError"):
-            next(parts)
-
-
-def test_after_a_timeout_the_client_can_be_used(client):
-    with pytest.raises(RequestTimeout, match="nobody"):
-        client.request("nobody", timeout=0.05, retries=1)
-    assert client.request("echo", b"x") == [b"x"]
-
-
-def test_a_stream_that_is_left_early_does_not_disturb_the_next_request(client):
-    for part in client.stream("count"):
-        assert part[0] == b"0"
-        break
-    assert client.request("echo", b"x") == [b"x"]
 
 
 def test_send_and_recv_pipeline(client):
@@ -168,13 +119,6 @@ def test_broker_unreachable_says_that_nobody_listens(at, protocol):
     with Client(at, timeout=0.1, retries=0, protocol=protocol) as client:
         raised = eventually_raises(BrokerUnreachable, "nothing is listening there", lambda: client.request("echo"))
     assert isinstance(raised, TimeoutError)
-
-
-@pytest.mark.parametrize("protocol", ALL)
-def test_with_several_brokers_the_first_that_answers_is_kept(endpoint, protocol):
-    with Client([NOBODY, endpoint], timeout=0.2, retries=50, protocol=protocol) as client:
-        assert client.request("echo", b"x") == [b"x"]
-        assert client.request("echo", b"y", retries=0, timeout=TIMEOUT_SECONDS) == [b"y"]
 
 
 @pytest.mark.parametrize(
@@ -327,18 +271,6 @@ def test_a_stream_has_a_deadline_only_if_it_is_given_one(x1):
     assert 100.01 < json.loads(given)["left"] < 1000.01
 
 
-def test_an_expired_ttl_cancels_the_request(x1, holding, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.call.GRACE", (100, 100))  # so that the broker is the first to tell
-
-    def expires():
-        with pytest.raises(RequestTimeout, match=r"\(408\)") as caught:
-            x1.request("hold", timeout=0.1, retries=1)
-        assert caught.value.code == 408
-
-    eventually(lambda: expires() or holding.taken)  # it may expire before a worker has it
-    holding.wait_cancelled()
-
-
 def test_without_wait_it_fails_at_once_if_nobody_offers_the_service(x1):
     for ask in (
         lambda: x1.request("nobody", wait=False),
@@ -350,41 +282,6 @@ def test_without_wait_it_fails_at_once_if_nobody_offers_the_service(x1):
             ask()
         assert (caught.value.code, caught.value.service) == (404, "nobody")
     assert x1.request("echo", b"x", wait=False) == [b"x"]
-
-
-def test_a_handler_that_raises_behind_x1(x1):
-    with pytest.raises(ServiceError) as caught:
-        x1.request("fail", b"x")
-    assert (caught.value.code, caught.value.text, caught.value.detail) == (500, "ValueError: no good", None)
-    assert (caught.value.service, str(caught.value)) == ("fail", "service 'fail' failed with 500: ValueError: no good")
-    parts = x1.stream("fail.late")
-    assert next(parts) == [b"first"]
-    with pytest.raises(ServiceError, match="KeyError"):
-        next(parts)
-
-
-def test_what_the_broker_refuses():
-    limits = Limits(max_message=100_000, max_queue=1, max_attempts=1)
-    with running_broker(limits=limits) as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-        at = server.endpoints[0]
-        with pytest.raises(RequestRejected) as caught:
-            client.request("echo", b"x" * 150_000)
-        assert caught.value.code == 413
-        waiting = client.submit("nobody")
-        with pytest.raises(RetryLater) as caught:
-            client.request("nobody")
-        assert caught.value.code == 429
-        waiting.cancel()
-        with Worker("big", lambda request: b"x" * 150_000, broker=at), pytest.raises(RequestRejected) as caught:
-            client.request("big")
-        assert caught.value.code == 413
-        with Worker("lost", broker=at) as worker:
-            future = client.submit("lost")
-            assert worker.recv() is not None
-            worker.close()
-            with pytest.raises(WorkerLost) as caught:
-                future.result(TIMEOUT_SECONDS)
-        assert caught.value.code == 502
 
 
 def test_values_in_a_stream(x1):
@@ -487,48 +384,7 @@ def test_max_outstanding_is_respected(endpoint, pool):
     assert most[0] == 2
 
 
-def test_requests_that_wait_for_a_slot_are_not_overtaken(endpoint, holding, pool):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1) as few:
-
-        def ask(*names):
-            for name in names:
-                few.request("hold", name)
-
-        first = pool.submit(ask, b"1", b"4", b"5")
-        holding.wait_taken()
-        second = pool.submit(ask, b"2")
-        eventually(lambda: len(session_of(few)._waiting.calls) == 1)
-        third = pool.submit(ask, b"3")
-        eventually(lambda: len(session_of(few)._waiting.calls) == 2)
-        with pytest.raises(RequestTimeout, match="was not sent"):
-            few.request("hold", timeout=0.05, retries=0)
-        holding.let_go()
-        for each in (first, second, third):
-            each.result(TIMEOUT_SECONDS)
-    assert [request[0] for request in holding.taken] == [b"1", b"2", b"3", b"4", b"5"]
-
-
-def test_a_request_that_waits_for_a_slot_when_the_client_is_closed(endpoint, holding, pool):
-    client = Client(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1)
-    first = pool.submit(client.request, "hold")
-    holding.wait_taken()
-    second = pool.submit(client.request, "hold")
-    client.close()
-    for each in (first, second):
-        with pytest.raises(ClosedError):
-            each.result(TIMEOUT_SECONDS)
-
-
 # ── X1: futures ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_cancelled_future_cancels_the_request(x1, holding):
-    future = x1.submit("hold", b"x")
-    holding.wait_taken()
-    assert future.cancel()
-    holding.wait_cancelled()
-    with pytest.raises(CancelledError):
-        future.result()
 
 
 def test_a_callback_may_close_the_client(endpoint, holding):
@@ -575,14 +431,6 @@ def test_close_ends_every_outstanding_request(endpoint, begun, holding, pool):
     client.reset()
 
 
-def test_close_while_nobody_waits(endpoint, holding):
-    client = Client(endpoint, timeout=TIMEOUT_SECONDS)
-    client.send("hold")
-    holding.wait_taken()
-    client.close()
-    holding.wait_cancelled()
-
-
 def test_ctrl_c_while_waiting(x1, holding):
     """The request is cancelled, and the client remains usable, also for other threads."""
     other = x1.submit("hold", b"other")
@@ -607,32 +455,6 @@ def test_ctrl_c_while_waiting(x1, holding):
     assert other.result(TIMEOUT_SECONDS) == [b"other"]
 
 
-def test_threads_get_their_replies_while_another_waits(x1, holding, pool):
-    first = pool.submit(x1.request, "hold", b"1")
-    holding.wait_taken()
-    others = [pool.submit(x1.request, "echo", b"%d" % number) for number in range(20)]
-    assert [other.result(TIMEOUT_SECONDS) for other in others] == [[b"%d" % number] for number in range(20)]
-    holding.let_go()
-    assert first.result(TIMEOUT_SECONDS) == [b"1"]
-
-
-def test_a_stream_that_is_left_early_is_cancelled(x1, endpoint):
-    closed = threading.Event()
-
-    def endless(request):
-        try:
-            while True:
-                yield b"more"
-        finally:
-            closed.set()
-
-    with Worker("endless", endless, broker=endpoint):
-        for _ in x1.stream("endless"):
-            break
-        assert closed.wait(TIMEOUT_SECONDS)
-        assert x1.request("echo", b"x") == [b"x"]
-
-
 # ── X1: streams that are read slowly ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -645,15 +467,6 @@ def until_interrupted(take):
             assert "arrives faster than it is read" in str(error)  # noqa: PT017 - that it comes is what counts the parts
             return taken
     raise AssertionError
-
-
-def test_a_stream_that_is_read_too_slowly_ends_within_bounds(x1, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.inbox.MAX_UNREAD_BYTES", 10_000)
-    parts = x1.stream("flood", b"200")
-    next(parts)
-    x1.request("flood", b"0")  # the same worker: all parts of the first have come
-    assert 0 < until_interrupted(lambda: next(parts)) <= 100
-    assert [part.final for part in x1.stream("flood", b"2")] == [False, False, True]
 
 
 def test_replies_to_send_that_are_received_too_slowly(x1, monkeypatch):
@@ -691,29 +504,6 @@ def silent_listener(answer=None):
             threading.Thread(target=serve, daemon=True).start()
         yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         listening.shutdown(socket.SHUT_RDWR)
-
-
-def test_the_broker_is_stopped_and_started_again():
-    with ExitStack() as ends:
-        with running_broker(drain_timeout=0.05) as first:
-            at = first.endpoints[0]
-            client = ends.enter_context(Client(at, timeout=TIMEOUT_SECONDS))
-            ends.enter_context(Worker("echo", list, broker=at))
-            assert client.request("echo", b"before") == [b"before"]
-            outstanding, parts = client.submit("nobody"), client.stream("nobody")
-            client.send("nobody")
-            assert client.request("mmi.service", b"nobody") == [b"404"]
-        # It ended in order, and so told everybody.
-        assert outstanding.exception(TIMEOUT_SECONDS).code == 503
-        with pytest.raises(RetryLater, match="503"):
-            client.recv()
-        meanwhile = [client.submit("echo", b"%d" % number) for number in range(100)]
-        with running_broker(at):
-            assert [future.result(TIMEOUT_SECONDS) for future in meanwhile] == [
-                [b"%d" % number] for number in range(100)
-            ]
-            assert client.request("echo", b"after") == [b"after"]
-        del parts
 
 
 def test_a_server_that_does_not_speak_x1():

@@ -98,12 +98,6 @@ def test_settings_out_of_range(settings: dict[str, Any], text: str) -> None:
     assert str(caught.value) == text
 
 
-def test_a_new_session_is_not_connected() -> None:
-    session = ClientSession()
-    assert (session.lost, session.retry_at, session.outstanding) == ("not connected yet", 0.0, 0)
-    assert session.deadline() is None
-
-
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -237,16 +231,6 @@ def test_what_waits_ends_with_the_session() -> None:
     assert session.outstanding == 0
 
 
-def test_numbers_are_unique() -> None:
-    session = connected()
-    for _ in range(100):
-        session.request(b"echo", [b"x"], 100.0)
-        call = session.request(b"echo", [b"x"], 100.0)
-        session.cancel(call)
-    numbers = [command[1] for command in sent(session) if command[0] == "REQUEST"]
-    assert numbers == list(range(1, 201))
-
-
 def test_replies_go_to_their_numbers() -> None:
     session, calls = asking(many=3)
     session.receive(together(final(2, b"two"), error(3, 404, b"nobody"), final(1, b"one")), 101.0)
@@ -291,20 +275,6 @@ def test_an_invalid_record_does_not_affect_those_before_it() -> None:
     message = together(final(1, b"x"), final(2, b"y"))
     session.receive([*message[:3], message[3][:-1]], 100.5)
     assert events(session) == [(1, [b"x"], "echo", True)]
-
-
-def test_a_call_keeps_its_receiver() -> None:
-    session, receiver = connected(), object()
-    assert session.request(b"echo", [b"x"], 100.0, receiver=receiver).receiver is receiver
-
-
-def test_a_second_final_is_ignored() -> None:
-    session, _ = asking()
-    session.receive(final(1, b"x"), 101.0)
-    events(session)
-    for message in (final(1, b"x"), partial(1, b"x"), error(1, 500, b"x")):
-        session.receive(message, 102.0)
-    assert events(session) == []
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -554,24 +524,6 @@ def test_timeout_and_silence_together(timeout: float, silence: float, due: float
     assert events(session) == [(1, RequestTimeout, text, "echo", None)]
 
 
-def test_requests_have_their_own_time_limits() -> None:
-    session = connected()
-    for timeout in (3.0, 1.0, 2.0, None):
-        session.request(b"echo", [b"x"], 100.0, timeout=timeout)
-    session.receive(HEARTBEAT, 100.5)
-    session.tick(102.5)
-    assert [event[0] for event in events(session)] == [2, 3]
-    assert session.outstanding == 2
-
-
-def test_a_request_without_time_limits_waits_for_ever() -> None:
-    session, (call,) = asking()
-    for now in range(101, 1000):
-        session.tick(now)
-        session.receive(HEARTBEAT, now)
-    assert (call.ended, session.lost) == (False, None)
-
-
 def test_a_timeout_while_no_broker_answers() -> None:
     session = ClientSession(rng=Highest())
     session.request(b"echo", [b"x"], 100.0, timeout=1.0)
@@ -755,15 +707,6 @@ def test_a_client_that_was_held_up_waits_for_the_replies_that_are_unread() -> No
     assert events(session) == [(2, [b"y"], "echo", True)]
     wait(session, 121.1)
     assert [(number, kind) for number, kind, *_ in events(session)] == [(3, RequestTimeout)]
-
-
-def test_the_lowest_liveness() -> None:
-    session = connected(heartbeat=0.5, liveness=2)
-    session.request(b"echo", [b"x"], 100.0)
-    session.tick(100.5)
-    assert session.deadline() == 101.0
-    session.tick(101.0)
-    assert session.lost == STRANGER.format(1)
 
 
 def test_a_broker_that_was_heard_and_is_silent_too_long_is_lost() -> None:

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
@@ -42,15 +41,6 @@ def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
                 assert client.request("echo", b"x") == [b"x"]
     finally:
         gc.set_threshold(*before)
-
-
-def test_waiting_for_a_slot_counts_towards_the_timeout(endpoint):
-    with Client(endpoint, max_outstanding=1, timeout=TIMEOUT_SECONDS) as client:
-        held = client.submit("nobody")
-        with pytest.raises(RequestTimeout, match=r"1 others \(max_outstanding\) were outstanding"):
-            client.request("echo", timeout=0.05, retries=0)
-        held.cancel()
-        assert client.request("echo", b"x") == [b"x"]
 
 
 @pytest.mark.parametrize("most", [0, -1, "many"])
@@ -131,34 +121,6 @@ def test_a_callback_that_raises_does_not_affect_other_futures(endpoint, logged):
 
 
 # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def held(endpoint):
-    """A service `hold` that sets `taken` when a request has arrived, and then waits for `let_go`."""
-    taken, let_go = threading.Event(), threading.Event()
-
-    def hold(request):
-        taken.set()
-        assert let_go.wait(TIMEOUT_SECONDS)
-        return request
-
-    with Worker("hold", hold, broker=endpoint):
-        try:
-            yield SimpleNamespace(taken=taken, let_go=let_go)
-        finally:
-            let_go.set()
-
-
-def test_a_request_times_out_while_another_thread_waits(endpoint, held):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
-        waiting = pool.submit(client.request, "hold", b"x")
-        assert held.taken.wait(TIMEOUT_SECONDS)
-        with pytest.raises(RequestTimeout):
-            client.request("nobody", timeout=0.1, retries=0)
-        assert client.submit("echo", b"y").result(TIMEOUT_SECONDS) == [b"y"]
-        held.let_go.set()
-        assert waiting.result(TIMEOUT_SECONDS) == [b"x"]
 
 
 def test_threads_that_use_every_method_at_once(endpoint):

@@ -1,6 +1,5 @@
 """`mdworker --freelance` and `mdclient call --freelance` as processes, some of which are killed."""
 
-import asyncio
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from support.access import Folder
 from support.freelance import Caller
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, process, run
 
-from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+from zmdp.clients.freelance import FreelanceClient
 
 HERE = Path(__file__).parent
 ECHO = "zmdp.workers.echo:worker"
@@ -81,21 +80,6 @@ def test_kill_9_of_one_of_two_servers_under_load_fails_no_call(pool):
     assert sum(done) > 100
 
 
-def test_kill_9_with_hundreds_of_outstanding_requests():
-    async def main():
-        endpoints = [free_endpoint(), free_endpoint()]
-        with server(endpoints[0]) as first, server(endpoints[1]):
-            async with AsyncFreelanceClient(endpoints, timeout=TIMEOUT_SECONDS) as client:
-                assert None not in (await client.ping(TIMEOUT_SECONDS)).values()
-                tasks = [asyncio.ensure_future(client.request(b"%d" % n)) for n in range(500)]
-                await asyncio.sleep(0)
-                first.send_signal(signal.SIGKILL)
-                tasks += [asyncio.ensure_future(client.request(b"%d" % n)) for n in range(500, 1000)]
-                assert await asyncio.gather(*tasks) == [[b"%d" % n] for n in range(1000)]
-
-    asyncio.run(main())
-
-
 def test_a_server_that_is_suspended_is_passed_over():
     endpoints = [free_endpoint(), free_endpoint()]
     with (
@@ -131,33 +115,10 @@ def test_sigterm_finishes_what_has_begun(endpoint, tmp_path):
         assert not caller.socket.poll(0)
 
 
-def test_sigterm_finishes_what_an_asyncio_handler_has_begun(endpoint, tmp_path):
-    gate, begun = tmp_path / "gate", tmp_path / "begun"
-    gate.touch()
-    with server(endpoint, "services:gated", "--concurrency", "1") as running, Caller(endpoint) as caller:
-        caller.send(endpoint, b"1", os.fsencode(gate), os.fsencode(begun))
-        eventually(begun.exists)
-        caller.send(endpoint, b"PING")
-        assert caller.recv()[1:] == [b"PONG"]
-        caller.send(endpoint, b"2", b"never begun")
-        running.send_signal(signal.SIGTERM)
-        running.line("stopping once the requests in progress are finished")
-        gate.unlink()
-        assert caller.recv()[1:] == [b"1", b"%d" % running.pid]
-        assert running.wait() == 0
-        assert not caller.socket.poll(0)
-
-
 def test_a_large_reply_arrives_although_the_server_stops(endpoint):
     with server(endpoint, "services:large") as running, FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.request(b"x") == [b"x" * 20_000_000]
         assert running.wait() == 0
-
-
-def test_what_is_served_is_logged(endpoint):
-    with server(endpoint) as running:
-        running.line(f"offering echo at {endpoint}, concurrency 1; Ctrl-C stops it")
-        assert running.end() == 0
 
 
 def test_a_function_needs_no_service_name(call, endpoint):

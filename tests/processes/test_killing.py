@@ -1,8 +1,11 @@
 """Brokers, workers and clients in real processes, some of which are killed."""
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.processes import TIMEOUT_SECONDS, alive, broker, eventually, process
 
-from zmdp.clients import Client, RetryLater, WorkerLost
+from zmdp.clients import AsyncClient, Client, RetryLater, WorkerLost
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
@@ -71,45 +74,6 @@ class Gate:
         self.file.unlink()
 
 
-def test_a_request_outlives_its_worker(tmp_path, pool):
-    held = tmp_path / "held"
-    with (
-        broker(*QUICK) as (_, endpoint),
-        Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as asker,
-    ):
-        with worker("services:slow", endpoint) as first, worker("services:slow", endpoint) as second:
-            eventually(lambda: len(workers_of(asker, b"slow")) == 2)
-            reply = pool.submit(client.request, "slow", str(held).encode())
-            victim = int(eventually(lambda: held.exists() and held.read_text()))
-            os.kill(victim, signal.SIGKILL)
-            other = ({first.pid, second.pid} - {victim}).pop()
-            eventually(lambda: held.read_text() == str(other))
-            held.unlink()
-            assert reply.result() == [b"%d" % other]
-        assert stats(asker)["redispatched"] == 1
-
-
-def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
-    with broker(*SLOW) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client, gated(endpoint) as first:
-        first.line("gated: serving at ")
-        gate = Gate(tmp_path / "gate")
-        for _ in range(64):
-            gate.send(client)
-        assert gate.await_all() == {first.pid}
-        (row,) = workers_of(client, b"gated")
-        assert (row["name"], row["pid"], row["held"]) == ("services:gated", first.pid, 64)
-        with gated(endpoint) as second:
-            eventually(lambda: len(workers_of(client, b"gated")) == 2)
-            os.kill(first.pid, signal.SIGKILL)
-            (row,) = eventually(lambda: [row for row in workers_of(client, b"gated") if row["suspects"]])
-            assert (row["pid"], row["held"]) == (second.pid, 1)  # one suspect at a time
-            gate.open()
-            assert [reply.result() for reply in gate.replies] == 64 * [[b"%d" % second.pid]]
-            counts = stats(client)
-            assert (counts["replies"], counts["lost"], counts["dropped"]) == (64, {"unreachable": 1}, {})
-
-
 def test_a_poisonous_request_fails_alone(tmp_path):
     """It kills three workers, each of which holds other requests, and those complete elsewhere."""
     with ExitStack() as ends:
@@ -138,42 +102,6 @@ def test_a_poisonous_request_fails_alone(tmp_path):
         assert served_by <= {other.pid for other in others}
         counts = stats(client)
         assert (counts["lost"]["unreachable"], counts["dropped"]) == (3, {"workers-lost": 1})
-
-
-@pytest.mark.parametrize("protocol", ["X1", "0.2", "0.1"])
-def test_a_client_and_a_worker_outlive_the_broker(pool, protocol):
-    with broker(*QUICK) as (first, endpoint), worker("zmdp.workers.echo:worker", endpoint, "--protocol", protocol):
-        with Client(endpoint, timeout=3, retries=100, protocol=protocol) as client:
-            assert client.request("echo", b"before") == [b"before"]
-            first.kill()
-            reply = pool.submit(client.request, "echo", b"meanwhile")
-            with broker(*QUICK, bind=endpoint) as (second, _):
-                assert reply.result() == [b"meanwhile"]
-                second.line("worker")
-
-
-def test_an_async_worker_outlives_the_broker(pool):
-    options = ("--service", "double", "--codec", "json", "--concurrency", "3")
-    with broker(*QUICK) as (first, endpoint), worker("services:double", endpoint, *options):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            assert client.call("double", 1) == 2
-            first.kill()
-            replies = [pool.submit(client.call, "double", number) for number in range(4)]
-            with broker(*QUICK, bind=endpoint):
-                assert [reply.result() for reply in replies] == [0, 2, 4, 6]
-
-
-def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
-    with (
-        broker("--heartbeat", "0.1", "--liveness", "40") as (server, endpoint),
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        with worker("services:pid", endpoint, "--service", "pid") as frozen:
-            eventually(lambda: workers_of(client, b"pid"))
-            frozen.send_signal(signal.SIGSTOP)
-            server.line("of service pid is gone: silent")
-            frozen.send_signal(signal.SIGCONT)
-            assert client.request("pid") == [b"%d" % frozen.pid]
 
 
 def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
@@ -233,32 +161,6 @@ def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):
             held.unlink()
 
 
-def test_the_drain_is_bounded(tmp_path):
-    held = tmp_path / "held"
-    with broker(*QUICK, "--drain-timeout", "0.2") as (server, endpoint), worker("services:slow", endpoint):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            eventually(lambda: workers_of(client, b"slow"))
-            client.send("slow", str(held).encode())
-            eventually(held.exists)
-            assert server.end() == 1
-            server.line("stopped with 1 requests running")
-            held.unlink()
-
-
-def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
-    held = tmp_path / "held"
-    with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as ending:
-        with Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
-            eventually(lambda: workers_of(client, b"slow"))
-            reply = pool.submit(client.request, "slow", str(held).encode())
-            eventually(held.exists)
-            ending.send_signal(signal.SIGTERM)
-            held.unlink()
-            assert reply.result() == [b"%d" % ending.pid]
-            assert ending.wait() == 0
-            server.line("of service slow is gone: disconnected")
-
-
 def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):
     held = tmp_path / "held"
     command = ("mdworker", "services:slow", "--processes", "2", *QUICK)
@@ -297,10 +199,116 @@ def test_a_supervisor_restarts_killed_processes_and_stops_all():
         assert client.request("mmi.service", b"pid") == [b"404"]
 
 
-def test_worker_processes_end_when_their_supervisor_is_killed():
+def test_a_frozen_broker_is_left_for_the_next():
+    async def scenario(first, endpoints):
+        async with AsyncClient(endpoints, timeout=TIMEOUT_SECONDS, heartbeat=0.1, liveness=30) as client:
+            assert await client.request("echo", b"1") == [b"1"]
+            first.send_signal(signal.SIGSTOP)
+            assert await client.request("echo", b"2") == [b"2"]
+            first.send_signal(signal.SIGCONT)
+
+    with broker(*QUICK) as (first, one), broker(*QUICK) as (_, other):
+        with worker("zmdp.workers.echo:worker", one), worker("zmdp.workers.echo:worker", other):
+            asyncio.run(scenario(first, [one, other]))
+
+
+SCRIPT = """
+import sys, time
+from zmdp.workers import Worker
+
+def work(request):
+    print("working", flush=True)
+    time.sleep(0.5)
+    return b"done"
+
+Worker("work", work, broker=sys.argv[1]).run()
+"""
+
+
+def test_ctrl_c_on_a_script_finishes_the_running_request():
+    def interruptible():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
-            eventually(lambda: len(workers_of(client, b"pid")) == 2)
-            pids = pids_of(client, b"pid")
-            os.kill(parent.pid, signal.SIGKILL)
-            eventually(lambda: not any(map(alive, pids)))
+        reply = client.submit("work")
+        script = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, endpoint],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=interruptible,  # noqa: PLW1509 - it only sets a signal
+        )
+        with script:
+            try:
+                assert script.stdout.readline() == "working\n"
+                script.send_signal(signal.SIGINT)
+                assert reply.result(TIMEOUT_SECONDS) == [b"done"]
+                assert script.wait(TIMEOUT_SECONDS) == 0
+            finally:
+                script.kill()
+
+
+SIGNALS_ITSELF = """
+import signal, sys, threading
+from zmdp.workers import Worker
+
+def work(request):
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # which interrupts nothing in the main thread
+    return b"done"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Worker("work", work, broker=sys.argv[1]).run()
+"""
+
+
+def test_ctrl_c_is_noticed_although_it_did_not_interrupt_the_main_thread():
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        script = subprocess.Popen([sys.executable, "-c", SIGNALS_ITSELF, endpoint])
+        try:
+            assert client.request("work") == [b"done"]
+            assert script.wait(TIMEOUT_SECONDS) == 0
+        finally:
+            script.kill()
+            script.wait()
+
+
+ABANDONED = """
+import asyncio, gc, sys
+from zmdp.clients import AsyncClient
+from zmdp.workers import AsyncWorker
+
+async def echo(request):
+    return request
+
+async def main():
+    client = AsyncClient(sys.argv[1])
+    AsyncWorker("echo", echo, broker=sys.argv[1]).start()
+    assert await client.request("echo", b"x") == [b"x"]
+
+asyncio.run(main())
+gc.collect()
+print("alive")
+"""
+
+
+def test_an_unclosed_asyncio_client_does_not_keep_the_process_alive():
+    with broker(*QUICK) as (_, endpoint):
+        done = subprocess.run(
+            [sys.executable, "-c", ABANDONED, endpoint],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=True,
+        )
+        assert done.stdout == "alive\n"
+
+
+def test_the_connections_of_a_killed_process_count_as_one_attempt():
+    options = ("--concurrency", "5", "--protocol", "0.2")  # before X1 a connection holds one request
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:
+            eventually(lambda: len(json.loads(client.request("mmi.workers")[0])["workers"]) == 5)
+            reply = client.submit("sleep", b"3000")
+            eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
+            first.kill()
+            with worker("zmdp.workers.sleep:worker", endpoint):
+                assert reply.result(TIMEOUT_SECONDS) == [b"3000"]

@@ -16,7 +16,6 @@ from support.pirates import LazyPirate, ParanoidPirate
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
-from zmdp.workers import Worker
 
 REQUEST_TIMEOUT_MS, RETRIES = 2500, 100
 HEARTBEAT_MS, LIVENESS = 1000, 3
@@ -157,19 +156,6 @@ def test_a_request_that_a_killed_broker_had_is_sent_again():
             other.final(other.work(b"1"), b"done")
             again.answered(b"done")
             assert not client.socket.poll(0)
-
-
-def test_killed_workers_are_replaced():
-    endpoint = free_endpoint()
-    with broker("--pirate", f"{endpoint}=echo", *BEATS) as (_, main), crew(endpoint, 1) as (client, (first,)):
-        client.call()
-        first.ended.set()
-        first.join()
-        with Worker("echo", list, broker=main):
-            client.call()
-        with crew(endpoint, 1), Client(main, timeout=TIMEOUT_SECONDS) as other:
-            client.call()
-            assert other.request("echo", b"hello") == [b"hello"]
 
 
 def test_endpoints_of_pirates_are_not_printed_but_logged(tmp_path):

@@ -6,9 +6,10 @@ import threading
 from contextlib import contextmanager
 
 from support.flux_client import FluxClient
+from support.http_gateways import await_services
+from support.loops import serving
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.clients import AsyncClient
 from zmdp.clients.gateways.flux.server import FluxGateway, FluxSettings
 from zmdp.mdp.errors import ZmdpError
 from zmdp.workers import AsyncWorker
@@ -77,31 +78,9 @@ def running_gateway(endpoint, path, *, keys=None, **settings):
 @contextmanager
 def running_workers(endpoint, **handlers):
     """Run an AsyncWorker for each handler, in a thread of their own."""
-    ready, found = threading.Event(), {}
-
-    async def main():
-        found["loop"], found["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            workers = [AsyncWorker(name, handler, broker=endpoint) for name, handler in handlers.items()]
-            for worker in workers:
-                worker.start()
-            for name in handlers:
-                while not await client.available(name):
-                    await asyncio.sleep(0.005)
-            ready.set()
-            await found["stop"].wait()
-            for worker in workers:
-                worker.stop()
-                await worker.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
-    thread.start()
-    assert ready.wait(TIMEOUT_SECONDS)
-    try:
+    with serving(*(AsyncWorker(name, handler, broker=endpoint) for name, handler in handlers.items())):
+        await_services(endpoint, *handlers)
         yield
-    finally:
-        found["loop"].call_soon_threadsafe(found["stop"].set)
-        thread.join()
 
 
 async def echo(request):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import uvloop
+from support.loops import serving
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients.gateways.http.access import Access
@@ -147,31 +148,11 @@ def running_services(endpoint: str, services: Services | None = None, **keys: An
     """Offer every handler of `Services` at a broker, from a thread."""
     services = services or Services()
     names = ("echo", "large", "parts", "binary", "hold", "endless", "fail")
-    stop: Future[Callable[[], None]] = Future()
-
-    async def main() -> None:
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        workers = [
-            AsyncWorker(name, getattr(services, name), broker=endpoint, concurrency=256, **keys) for name in names
-        ]
-        for worker in workers:
-            worker.start()
-        stop.set_result(lambda: loop.call_soon_threadsafe(ended.set))
-        await ended.wait()
-        for worker in workers:
-            worker.stop()
-            worker.stop()
-        await asyncio.gather(*(worker.wait() for worker in workers))
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()), name="services")
-    thread.start()
-    try:
+    with serving(
+        *(AsyncWorker(name, getattr(services, name), broker=endpoint, concurrency=256, **keys) for name in names),
+        abandon=True,
+    ):
         yield services
-    finally:
-        stop.result(TIMEOUT_SECONDS)()
-        thread.join(TIMEOUT_SECONDS)
-        assert not thread.is_alive()
 
 
 class Raw:

@@ -28,7 +28,7 @@ MAX_REASON = 120
 """Characters of a reason for skipping a test that are shown."""
 NOT_INSTALLED = "the package {} is not installed"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
-_OURS = ("zmdp", "support", "simulation", "attacks", "crash")
+_OURS = ("zmdp", "support", "doors", "simulation", "attacks", "crash")
 
 
 def package(name):

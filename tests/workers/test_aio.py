@@ -82,25 +82,6 @@ async def until(condition):
 # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_coroutine(endpoint, protocol):
-    async def upper(request):
-        await asyncio.sleep(0)
-        return request[0].upper()
-
-    async def scenario(client):
-        assert await client.request("upper", b"abc") == [b"ABC"]
-        assert await client.request("echo", b"a", b"") == [b"a", b""]
-        asked = [b"%d" % number for number in range(100)]
-        assert await asyncio.gather(*(client.request("echo", body) for body in asked)) == [[body] for body in asked]
-
-    serving(
-        endpoint,
-        scenario,
-        AsyncWorker("upper", upper, protocol=protocol, **QUICK),
-        AsyncWorker("echo", echo, protocol=protocol, concurrency=5, **QUICK),
-    )
-
-
 def test_the_concurrency_may_be_larger_than_any_credit(endpoint):
     async def scenario(client):
         assert await client.request("echo", b"x") == [b"x"]
@@ -258,33 +239,6 @@ def test_what_a_handler_knows_of_its_request(endpoint, protocol):
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_coroutine_is_cancelled(endpoint, logged):
-    taken, cleaned = asyncio.Event(), asyncio.Event()
-
-    async def work(request):
-        try:
-            taken.set()
-            await asyncio.Event().wait()
-        finally:
-            # Longer than a few heartbeats, each of which the broker sends after it has sent CANCEL.
-            await asyncio.sleep(0.2)
-            assert request.cancelled
-            cleaned.set()
-
-    async def scenario(client):
-        task = asyncio.create_task(client.request("work"))
-        await taken.wait()
-        task.cancel()
-        await cleaned.wait()
-        taken.clear()
-        again = asyncio.create_task(client.request("work"))
-        await taken.wait()
-        again.cancel()
-        assert await asyncio.to_thread(logged, "work: a request was cancelled")
-
-    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
-
-
 def test_a_coroutine_that_will_not_be_cancelled(endpoint):
     taken = asyncio.Event()
 
@@ -303,31 +257,6 @@ def test_a_coroutine_that_will_not_be_cancelled(endpoint):
         assert await client.request("work", b"x") == [b"done"]
 
     serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
-
-
-@pytest.mark.parametrize("pause", [0, 0.01])
-def test_a_stream_is_cancelled(endpoint, pause):
-    closed = asyncio.Event()
-
-    async def endless(request):
-        try:
-            while True:
-                yield b"more"
-                if pause:
-                    await asyncio.sleep(pause)
-        finally:
-            closed.set()
-
-    async def scenario(client):
-        parts = client.stream("endless")
-        await anext(parts)
-        await parts.aclose()
-        await asyncio.wait_for(closed.wait(), 10)
-        closed.clear()
-        assert len(await anext(client.stream("endless"))) == 1  # it is of use again
-        await asyncio.wait_for(closed.wait(), 10)
-
-    serving(endpoint, scenario, AsyncWorker("endless", endless, **QUICK))
 
 
 def test_cancel_that_comes_before_the_handler_begins_and_during_its_first_step():
@@ -371,18 +300,6 @@ def test_cancel_that_comes_before_the_handler_begins_and_during_its_first_step()
     assert called == cleaned == [b"2", b"3", b"5"]
 
 
-def test_a_handler_that_cancels_itself(endpoint, protocol):
-    async def work(request):
-        raise asyncio.CancelledError
-
-    async def scenario(client):
-        for _ in range(2):
-            with pytest.raises(Exception, match="CancelledError"):
-                await client.request("work")
-
-    serving(endpoint, scenario, AsyncWorker("work", work, protocol=protocol))
-
-
 def test_a_worker_ends_after_a_handler_that_has_cancelled_its_task(endpoint):
     async def work(request):
         asyncio.current_task().cancel()
@@ -416,19 +333,6 @@ def test_a_stuck_handler_is_cancelled_and_its_request_goes_to_another(endpoint, 
             assert await task == [b"from the other"]
 
     serving(endpoint, scenario, AsyncWorker("job", hang, handler_timeout=0.1, **QUICK))
-
-
-def test_a_handler_that_yields_is_not_stuck(endpoint, logged):
-    async def slow(request):
-        for _ in range(6):
-            await asyncio.sleep(0.1)
-            yield b"x"
-
-    async def scenario(client):
-        assert len(await collect(client.stream("slow"))) == 7
-        assert not logged("has neither returned", timeout=0)
-
-    serving(endpoint, scenario, AsyncWorker("slow", slow, handler_timeout=0.5, **QUICK))
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -475,14 +379,6 @@ def test_stopped_before_it_is_started(endpoint):
         worker = AsyncWorker("echo", echo, broker=endpoint)
         worker.stop()
         await asyncio.wait_for(worker.run(), 10)
-
-    asyncio.run(scenario())
-
-
-def test_a_worker_whose_broker_was_never_there():
-    async def scenario():
-        async with AsyncWorker("echo", echo, broker="tcp://127.0.0.1:1", **QUICK) as worker:
-            assert worker.started
 
     asyncio.run(scenario())
 

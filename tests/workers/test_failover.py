@@ -6,6 +6,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from support.loops import serving
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 from support.processes import broker as broker_process
 
@@ -72,21 +73,13 @@ class Served:
         return request
 
     def __enter__(self):
-        if self._kind is Worker:
-            self.worker.start()
-        else:
-            self._thread = threading.Thread(target=lambda: asyncio.run(self.worker.run()))
-            self._thread.start()
+        self._running = self.worker if self._kind is Worker else serving(self.worker)
+        self._running.__enter__()
         return self
 
     def __exit__(self, *_):
         self.go.set()
-        self.worker.stop()
-        if self._kind is Worker:
-            assert self.worker.wait(TIMEOUT_SECONDS)
-        else:
-            self._thread.join(TIMEOUT_SECONDS)
-            assert not self._thread.is_alive()
+        self._running.__exit__(None, None, None)
 
 
 def client(endpoint):

@@ -25,7 +25,6 @@ from zmdp.workers import (
     AsyncWorker,
     ClosedError,
     Request,
-    RequestCancelled,
     SettingError,
     Worker,
     connection,
@@ -80,11 +79,6 @@ def test_the_worker_as_a_decorator(client, endpoint):
         assert client.request("upper", b"abc") == [b"ABC"]
 
 
-def test_the_echo_that_is_built_in(client, endpoint, protocol):
-    with Worker("echo", echo.echo, broker=endpoint, protocol=protocol):
-        assert client.request("echo", b"a", b"") == [b"a", b""]
-
-
 def test_the_sleep_that_is_built_in(client, endpoint):
     with Worker("sleep", sleep.sleep, broker=endpoint):
         assert client.request("sleep", b"1", b"x") == [b"1", b"x"]
@@ -95,19 +89,6 @@ def test_the_sleep_that_is_built_in(client, endpoint):
         eventually(lambda: json.loads(client.request("mmi.stats")[0])["running"] == 1)
         long.cancel()
         assert client.request("sleep", b"0") == [b"0"]
-
-
-def test_a_stream(client, endpoint, protocol):
-    def count(request):
-        for number in range(int(request[0])):
-            yield [b"%d" % number, b"."]
-        return b"end"
-
-    with Worker("count", count, broker=endpoint, protocol=protocol):
-        parts = list(client.stream("count", b"3"))
-        assert [frame for part in parts for frame in part] == [b"0", b".", b"1", b".", b"2", b".", b"end"]
-        assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
-        assert client.request("count", b"0") == [b"end"]
 
 
 @pytest.mark.parametrize(
@@ -131,56 +112,6 @@ def test_a_handler_that_fails_is_told_and_logged_and_the_worker_goes_on(
             assert (len(caught.value.text) <= 1000, caught.value.code) == (True, 500)
             assert "Traceback" not in caught.value.text
         assert logged("fail: the handler failed")
-
-
-def test_a_stuck_handler_is_reported_and_its_request_goes_to_another(client, endpoint, pool, logged):
-    stuck, go_on = threading.Event(), threading.Event()
-
-    def hang(request):
-        stuck.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
-        return b"late"
-
-    bad = Worker("job", hang, broker=endpoint, heartbeat=0.05, liveness=400, handler_timeout=2.0)
-    with bad:
-        reply = pool.submit(client.request, "job", b"x")
-        assert stuck.wait(TIMEOUT_SECONDS)
-        with Worker("job", lambda request: b"from the other", broker=endpoint):
-            assert reply.result() == [b"from the other"]
-            assert logged("a handler has neither returned nor yielded for 2 s")
-            go_on.set()
-            assert logged("dropped a late reply")
-            # It is of use again: with the other gone it serves.
-        with Client(endpoint, timeout=TIMEOUT_SECONDS) as another:
-            assert another.request("job", b"y") == [b"late"]
-
-
-def test_so_many_at_a_time(client, endpoint, pool):
-    together = threading.Barrier(3, timeout=TIMEOUT_SECONDS)
-    with Worker("meet", lambda request: b"%d" % together.wait(), broker=endpoint, concurrency=3):
-        replies = [client.submit("meet", b"x") for _ in range(6)]
-        assert sorted(reply.result()[0] for reply in replies) == [b"0", b"0", b"1", b"1", b"2", b"2"]
-
-
-def test_stop_finishes_what_is_worked_on(client, endpoint, pool):
-    taken, go_on = threading.Event(), threading.Event()
-
-    def slow(request):
-        taken.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
-        return b"done"
-
-    worker = Worker("slow", slow, broker=endpoint)
-    running = pool.submit(worker.run)
-    reply = pool.submit(client.request, "slow", b"x")
-    assert taken.wait(TIMEOUT_SECONDS)
-    worker.stop()
-    assert not worker.wait(timeout=0.05)
-    go_on.set()
-    assert reply.result() == [b"done"]
-    running.result()
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as other:
-        assert other.request("mmi.service", b"slow") == [b"404"]
 
 
 def test_the_guides_loop(client, endpoint, pool, protocol):
@@ -466,46 +397,6 @@ def test_the_current_request(client, endpoint, protocol):
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_function_that_looks_whether_it_is_cancelled(client, endpoint, logged):
-    taken = threading.Event()
-
-    def work(request):
-        taken.set()
-        while not request.cancelled:
-            time.sleep(0.001)
-        raise RequestCancelled("so there")
-
-    with Worker("work", work, broker=endpoint, heartbeat=0.05, liveness=400):
-        future = client.submit("work")
-        assert taken.wait(TIMEOUT_SECONDS)
-        future.cancel()
-        assert logged("work: a request was cancelled")
-        with Client(endpoint, timeout=0.2, retries=0) as other, pytest.raises(TimeoutError):
-            other.request("work")
-
-
-@pytest.mark.parametrize("pause", [0, 0.01])
-def test_a_generator_is_closed_when_its_request_is_cancelled(client, endpoint, pause, logged):
-    """Also one that leaves no time between two parts."""
-    closed = threading.Event()
-
-    def endless(request):
-        try:
-            while True:
-                yield b"more"
-                if pause:
-                    time.sleep(pause)
-        finally:
-            closed.set()
-
-    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=4000):
-        parts = client.stream("endless")
-        next(parts)
-        parts.close()
-        assert closed.wait(TIMEOUT_SECONDS)
-        assert logged("endless: a request was cancelled")
-
-
 def test_a_generator_is_closed_when_a_part_cannot_be_sent(client, endpoint, caplog):
     """At once and within its request, even if the log keeps the traceback, and with it the generator."""
     closed_in = []
@@ -524,17 +415,6 @@ def test_a_generator_is_closed_when_a_part_cannot_be_sent(client, endpoint, capl
 
 
 # ── failures and codecs ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_handler_chooses_code_text_and_detail(client, endpoint, protocol, logged):
-    def refuse(request):
-        raise ServiceError(422, "two numbers, please", b'{"given":1}')
-
-    with Worker("refuse", refuse, broker=endpoint, protocol=protocol), pytest.raises(ServiceError) as caught:
-        client.request("refuse")
-    detail = b'{"given":1}' if protocol == "X1" else None  # there is no word for it elsewhere
-    assert (caught.value.code, caught.value.text, caught.value.detail) == (422, "two numbers, please", detail)
-    assert logged("refuse: the handler failed with 422: two numbers, please")
 
 
 @pytest.mark.parametrize(("codec", "value"), [("json", {"a": [1, None, "ä"]}), ("msgpack", {"a": [1, b"\xff"]})])
@@ -601,32 +481,6 @@ def test_a_worker_in_the_process_of_its_broker_says_that_it_serves(logged):
         with Worker("echo", list, broker=at, context=context):
             assert logged("echo: serving at inproc://broker")
     context.term()
-
-
-def test_the_broker_is_restarted_during_a_handler(protocol, logged):
-    taken, go_on, seen = threading.Event(), threading.Event(), []
-
-    def work(request):
-        seen.append(request)
-        taken.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
-        return b"done"
-
-    with running_broker(drain_timeout=0.05, limits=Limits(heartbeat=0.05, liveness=400)) as first:
-        at = first.endpoints[0]
-        worker = Worker("work", work, broker=at, heartbeat=0.05, liveness=400, protocol=protocol)
-        worker.start()
-        with Client(at, timeout=TIMEOUT_SECONDS) as client:
-            client.send("work")
-            assert taken.wait(TIMEOUT_SECONDS)
-    assert logged("work: the broker sent DISCONNECT")
-    assert seen[0].cancelled
-    with running_broker(at, limits=Limits(heartbeat=0.05, liveness=400)), Client(at, timeout=TIMEOUT_SECONDS) as client:
-        go_on.set()
-        assert logged("work: dropped a late reply")
-        assert client.request("work") == [b"done"]
-        worker.stop()
-        assert worker.wait(TIMEOUT_SECONDS)
 
 
 def test_a_broker_that_takes_nothing(endpoint, logged):

@@ -25,19 +25,6 @@ def peer(router):
     return Peer(router)
 
 
-def proved_short(peer):
-    """Give the worker short requests until it asks for some ahead; returns an address that was not used."""
-    address = 0
-    while True:
-        address += 1
-        peer.send(work=[address], body=b"short")
-        while not isinstance(command := peer.next(), wire.Reply):
-            assert isinstance(command, wire.Credit)
-            if command.credit > 1:
-                peer.ends(1)
-                return address + 1
-
-
 class Gate:
     """A handler that answers at once, but for bodies that are not `short`: then it waits until `go` is set."""
 
@@ -88,24 +75,6 @@ def test_requests_behind_a_slow_handler_are_returned(router, peer, threads):
         assert released == set(range(100 + threads, 100 + 3 * threads))
         gate.go.set()
         assert set(peer.ends(threads)) == set(range(100, 100 + threads))
-        peer.let_go(worker.stop)
-
-
-def test_a_slow_handler_among_short_ones_takes_the_credit_back(router, peer):
-    gate = Gate()
-    with Worker("gate", gate, broker=router.endpoint) as worker:
-        peer.ready()
-        address = proved_short(peer)
-        peer.send(work=[address], body=b"slow")
-        credits_seen = []
-        while not credits_seen or credits_seen[-1] != 1:
-            command = peer.next()
-            assert isinstance(command, wire.Credit)
-            credits_seen.append(command.credit)
-        peer.send(work=[address + 1], body=b"short")  # it was on its way
-        assert peer.next() == wire.Release(command.route, wire.WX1, address + 1)
-        gate.go.set()
-        assert peer.ends(1) == {address: b"slow"}
         peer.let_go(worker.stop)
 
 
@@ -178,15 +147,3 @@ def test_a_stuck_handler_harms_no_other_request(logged):
             hang.set()
             assert logged("dropped a late reply")
             assert client.request("job", b"later") == [b"first"]
-
-
-def test_many_threads_and_many_requests():
-    def double(request):
-        return b"%d" % (2 * int(request[0]))
-
-    with running_broker() as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-        with Worker("double", double, broker=server.endpoints[0], concurrency=8):
-            replies = [client.submit("double", b"%d" % number) for number in range(2000)]
-            assert [int(reply.result(TIMEOUT_SECONDS)[0]) for reply in replies] == [
-                2 * number for number in range(2000)
-            ]

@@ -33,9 +33,6 @@ def completed(in_this_process, monkeypatch):
     ("command", "words"),
     [
         ("mdclient", ("call",)),
-        ("mdclient", ("stream",)),
-        ("mdclient", ("bench",)),
-        ("mdclient", ("health", "other")),
         ("titanic", ("request",)),
     ],
 )
@@ -63,11 +60,6 @@ def test_services_of_a_broker_that_admits_known_keys_only(completed, tmp_path):
 def test_without_a_broker_nothing_is_completed_and_nobody_waits(completed, monkeypatch):
     monkeypatch.setattr(completion, "ANSWER_SECONDS", 0.01)
     assert completed("mdclient", "call", "", MDP_BROKER=free_endpoint()) == []
-
-
-def test_subcommands_and_options(completed):
-    assert {"call", "completion"} <= set(completed("mdclient", "c"))
-    assert completed("mdworker", "--proc") == ["--processes"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

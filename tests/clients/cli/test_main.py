@@ -3,7 +3,6 @@
 import threading
 from contextlib import contextmanager
 
-import click
 import pytest
 from click.testing import CliRunner
 from support.processes import TIMEOUT_SECONDS, eventually
@@ -11,7 +10,7 @@ from support.router import Router
 
 from zmdp.clients import Client
 from zmdp.clients.cli.main import cli
-from zmdp.mdp.errors import RequestTimeout, ServiceNotFound, WorkerLost
+from zmdp.mdp.errors import RequestTimeout, WorkerLost
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
@@ -75,21 +74,6 @@ def test_with_an_envelope():
         assert {message[0] for message in asked} == {b""}
 
 
-@pytest.mark.parametrize("protocol", ["X1", "0.2"])
-def test_a_missing_service_is_reported_at_once(protocol):
-    with running_broker() as server:
-        with pytest.raises(ServiceNotFound, match=r"no worker offers 'nobody' at tcp://.* --wait waits for this one"):
-            run("call", "nobody", "--broker", server.endpoints[0], "--protocol", protocol)
-
-
-@pytest.mark.parametrize("option", ["-h", "--help"])
-@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
-def test_help(command, option):
-    shown = run(*command, option).decode()
-    assert shown.startswith("Usage: cli")
-    assert "-h, --help" in shown
-
-
 NOBODY = "tcp://127.0.0.1:1"
 
 
@@ -109,12 +93,6 @@ def test_the_broker_that_answers_is_named(given, protocol):
         pings = run("ping", "--count", "2", "--interval", "0.01", *arguments, *limits, **env).decode()
         assert [line.split(": ")[0] for line in pings.splitlines() if "min" not in line] == [at, at]
         assert at in run("top", "--count", "1", *arguments, *limits, **env).decode().splitlines()[0]
-
-
-@pytest.mark.parametrize("given", ["tcp://127.0.0.1:1,nonsense", "nonsense", ",", ""])
-def test_an_invalid_endpoint(given):
-    with pytest.raises(click.BadParameter, match="endpoint such as tcp"):
-        run("ping", "--broker", given)
 
 
 @pytest.mark.parametrize(
@@ -158,12 +136,3 @@ def test_a_timeout_says_which_options_set_it(command, protocol):
         with pytest.raises(RequestTimeout, match=r"--timeout 0\.25 × \(1 \+ --retries 1\) = 0\.5 s$") as caught:
             run(command, "nobody", "--wait", "--broker", server.endpoints[0], "--protocol", protocol, *limits)
         assert caught.value.service == "nobody"
-
-
-def test_the_live_view_shows_each_connection():
-    with running_broker() as server, Worker("echo", list, broker=server.endpoints[0], concurrency=3):
-        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-            eventually(lambda: client.available("echo"))
-        printed = run("top", "--broker", server.endpoints[0], "--count", "1").decode()
-        assert [line.split()[1] for line in printed.splitlines() if line.startswith("00")] in ([], ["echo"])
-        assert printed.count(" X1 ") == 1

@@ -1,22 +1,17 @@
 """The dashboard in a real browser."""
 
-import asyncio
-import os
-import signal
 from itertools import pairwise
 
 import pytest
 from support import browser as browsers
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.screen import Screen
-from support.web import serving, web_broker, web_server_of
+from support.web import serving, web_broker
 
-from zmdp.clients import AsyncClient, Client
+from zmdp.clients import Client
 from zmdp.mdp.errors import RequestCancelled, ServiceError
 
 pytestmark = pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
-
-SERVICES = 10_000
 HOSTILE = '<img src=x onerror="document.title=1">&amp;<script>document.title=2</script>'
 
 LABELS = """
@@ -203,46 +198,3 @@ def test_light_dark_and_narrow(browser, broker, client, scheme):
 def bright(browser, name):
     colour = browser.script("return getComputedStyle(document.body)[arguments[0]]", name)
     return sum(int(each) for each in colour.strip("rgb()").split(",")[:3]) > 3 * 128
-
-
-class Ignored:
-    """Takes what a request results in."""
-
-    def put(self, outcome):
-        pass
-
-
-def test_ten_thousand_services(browser):
-    """Each has a request that waits for its first worker."""
-
-    async def main(endpoint):
-        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=2 * SERVICES) as client:
-            for number in range(SERVICES):
-                client.begin(Ignored(), f"tenant.{number:05}.sync", b"x", timeout=None)
-            while (await client.call("mmi.stats"))["queued"] < SERVICES:
-                pass
-            # A new web server asks at once: this one may have asked before they were there, and asks seldom now.
-            os.kill(web_server_of(broker.process.pid), signal.SIGKILL)
-            await asyncio.to_thread(look, browser, broker)
-
-    with web_broker("--max-unserved", "20000", "--max-services", "20000") as broker:
-        asyncio.run(main(broker.endpoint))
-
-
-def look(browser, broker):
-    broker.process.line("the web server has ended")
-    eventually(lambda: "mdp_up 1.0" in broker.get("/metrics").text)
-    browser.open(f"{broker.url}services")
-    eventually(lambda: "of 10\N{THIN SPACE}000 services" in browser.text)
-    assert browser.count("tbody tr") == 50
-    browser.click("a[rel=next]")
-    eventually(lambda: browser.texts("tbody td:first-child")[:1] == ["tenant.00050.sync"] and is_live(browser))
-    browser.press("/", "0777")
-    eventually(lambda: len(browser.texts("tbody tr")) == 11)
-    browser.click("th a[data-sort=name]")
-    eventually(lambda: browser.texts("tbody td:first-child")[:1] == ["tenant.07779.sync"])
-    browser.screenshot("services-10000")
-    browser.open("about:blank")
-    metrics = broker.get("/metrics").text
-    assert metrics.count("mdp_queue_depth{") == 1  # none of them has a worker
-    assert 'mdp_queue_depth{service="_other"} 10000.0' in metrics

@@ -8,7 +8,6 @@ import threading
 import pytest
 import zmq
 from support.access import Folder
-from support.freelance import plain_server
 from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises, free_endpoint
 
 from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient, connection
@@ -17,7 +16,6 @@ from zmdp.mdp.errors import (
     BrokerUnreachable,
     ClosedError,
     CodecError,
-    RequestTimeout,
     ServiceError,
     SettingError,
 )
@@ -226,31 +224,8 @@ def test_invalid_arguments(servers):
 # ── asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_asyncio_cancelling_and_closing(endpoints):
-    mute = plain_server(endpoints[0], lambda frames: [b"PONG"] if frames == [b"PING"] else None)
-
-    async def main(received):
-        client = AsyncFreelanceClient(endpoints[0], timeout=TIMEOUT_SECONDS)
-        tasks = [asyncio.create_task(client.request(b"x")) for _ in range(2)]
-        await asyncio.sleep(0)
-        await asyncio.to_thread(eventually, lambda: received)
-        tasks[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await tasks[0]
-        assert client._session.outstanding == 1
-        await client.close()
-        await client.close()
-        with pytest.raises(ClosedError):
-            await tasks[1]
-        with pytest.raises(ClosedError):
-            await client.request(b"x")
-
-    with mute as received:
-        asyncio.run(main(received))
-
-
-def test_asyncio_a_client_belongs_to_one_event_loop(servers):
-    client = AsyncFreelanceClient(servers, timeout=TIMEOUT_SECONDS)
+def test_asyncio_a_client_belongs_to_one_event_loop(servers, context):
+    client = AsyncFreelanceClient(servers, timeout=TIMEOUT_SECONDS, context=context)
 
     async def use():
         return await client.request(b"x")
@@ -259,18 +234,6 @@ def test_asyncio_a_client_belongs_to_one_event_loop(servers):
     with pytest.raises(SettingError, match="another event loop"):
         asyncio.run(use())
     asyncio.run(client.close())
-
-
-def test_asyncio_a_timeout_of_the_caller(endpoints):
-    async def main():
-        async with AsyncFreelanceClient(endpoints, timeout=TIMEOUT_SECONDS) as client:
-            with pytest.raises(TimeoutError) as caught:
-                async with asyncio.timeout(0.01):
-                    await client.request(b"x")
-            assert not isinstance(caught.value, RequestTimeout)
-            assert client._session.outstanding == 0
-
-    asyncio.run(main())
 
 
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -126,14 +126,6 @@ def test_a_request_is_a_number_and_a_body():
     assert network.session.outstanding == 0
 
 
-def test_a_request_waits_until_a_server_is_connected():
-    network = Network(A, B).begin()
-    assert network.request(b"x")[1] == []
-    assert network.rise(B) == [(B, b"1", b"x")]
-    network.hear(B, b"1", b"y")
-    assert network.outcome() == [b"y"]
-
-
 def test_only_the_first_reply_counts():
     network = Network(A, B, up=[A, B]).begin()
     network.hear(B)
@@ -180,17 +172,6 @@ def test_a_marked_failure_is_raised():
     error = network.outcome()
     assert isinstance(error, ServiceError)
     assert (error.code, error.text, error.service) == (499, "no such user", A)
-
-
-def test_a_request_that_is_forgotten_has_no_outcome_and_goes_nowhere():
-    network = Network(A, B, up=[A, B]).begin()
-    call, _ = network.request()
-    network.session.forget(call)
-    network.session.forget(call)
-    assert network.pass_time(10) == []
-    network.hear(A, b"1", b"late")
-    assert network.outcomes() == []
-    assert network.session.outstanding == 0
 
 
 def test_closing_ends_every_request():
@@ -373,16 +354,6 @@ def test_a_request_that_no_server_could_get_says_so():
     network.request(timeout=3.0)
     network.pass_time(3.1)
     assert str(network.outcome()).endswith("within 3 s: this broker admits only known keys")
-
-
-def test_all_failovers_share_one_deadline():
-    network = Network(A, B, up=[A, B]).begin()
-    network.request(timeout=3.0)
-    for _ in range(10):  # never so often that a request counts as the cause
-        network.pass_time(0.25)
-        network.session.tick(network.now)
-    network.pass_time(1.0)
-    assert isinstance(network.outcome(), RequestTimeout)
 
 
 def test_no_more_than_so_many_requests_are_outstanding():

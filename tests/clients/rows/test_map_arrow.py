@@ -56,13 +56,6 @@ def test_replies_and_errors_are_columns(server, client):
     assert named.schema.names[-3:] == ["answer", "answer_code", "answer_error"]
 
 
-def test_rows_keep_their_order(server, client):
-    data = pa.table({"text": pa.array(range(2_000)).cast(pa.string())})
-    with worker(server, lambda request: request, concurrency=2):
-        found = table(client.map_arrow("up", pa.concat_tables([data, data.slice(0, 0), data]), input="text"))
-    assert found["reply"].to_pylist() == 2 * data["text"].to_pylist()
-
-
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
 def test_types_of_input(server, client, kind):
     data = pa.table({"text": pa.array(["a", None, "c"]).cast(kind)})
@@ -114,11 +107,6 @@ def test_headers_and_older_protocols(server):
             assert rows(client.map_arrow("up", TEXTS, input="text", headers={"who": "ann"}))[0][0] == "ann"
         with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
             assert rows(client.map_arrow("up", TEXTS, input="text"))[0][0] == "nobody"
-
-
-def test_nobody_answers(server, client):
-    found = rows(client.map_arrow("up", TEXTS, input="text", timeout=2))
-    assert [code for _, code, _ in found] == [404, None, 404]
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────

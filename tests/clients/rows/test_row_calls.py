@@ -60,21 +60,6 @@ def ask(server, bodies, **given):
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_answers_keep_the_order_of_rows(server):
-    """The first row waits until a later one has arrived."""
-
-    def slow_first(request):
-        if request[0] == b"0":
-            second.wait(TIMEOUT_SECONDS)
-        elif request[0] == b"2":
-            second.set()
-        return up(request)
-
-    second = threading.Event()
-    with worker(server, slow_first, concurrency=3):
-        assert ask(server, [b"0", b"1", b"2", b"3"]) == [Answer(str(n), 200, None) for n in range(4)]
-
-
 def most_outstanding(server, rows, concurrency=1, **settings):
     """Return the maximum number of requests that the broker had at a time."""
     most = 0
@@ -148,58 +133,7 @@ def test_rows_are_sent_as_others_are_taken(server):
             assert next(taken) == 2 * calls.ROWS_AHEAD
 
 
-def test_rows_that_are_outstanding_are_handled_together(server):
-    together = threading.Barrier(6, timeout=TIMEOUT_SECONDS)
-
-    def handler(request):
-        together.wait()
-        return request
-
-    with worker(server, handler, concurrency=6):
-        found = ask(server, [b"%d" % n for n in range(6)], window=6)
-    assert [answer.code for answer in found] == [200] * 6
-
-
-def test_closing_early_cancels_outstanding_requests(server):
-    begun, cancelled = threading.Event(), threading.Event()
-
-    def handler(request):
-        if request[0] == b"first":
-            begun.wait(TIMEOUT_SECONDS)
-            return request
-        begun.set()
-        while not request.cancelled:
-            pass
-        cancelled.set()
-        return request
-
-    with worker(server, handler, concurrency=2):
-        with closing(asking(server, [b"first", b"second", *[b"third"] * 200])) as found:
-            assert next(found).outcome == [b"first"]
-        assert cancelled.wait(TIMEOUT_SECONDS)
-    eventually(lambda: not server.broker.registry.numbered)
-
-
-def test_headers_reach_the_service(server):
-    with worker(server, lambda request: request.headers["who"].encode()):
-        assert ask(server, [b"x"], headers={"who": "ann"}) == [Answer("ann", 200)]
-
-
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_failure_affects_only_its_request(server):
-    def handler(request):
-        if b"bad" in request:
-            raise ValueError("no good")
-        if b"odd" in request:
-            raise ServiceError(422, "odd")
-        return request
-
-    with worker(server, handler):
-        assert ask(server, [b"a", b"bad", b"odd", b"b"]) == [
-            Answer("a", 200), Answer(None, 500, "ValueError: no good"), Answer(None, 422, "odd"), Answer("b", 200),
-        ]  # fmt: skip
 
 
 def test_a_handler_that_takes_too_long(server):
@@ -263,23 +197,6 @@ def test_temporary_refusals_are_retried(server):
             if found[0].code == 429:
                 break
         assert found == [Answer(None, 429, "not now")]
-
-
-def test_replies_of_several_frames(server):
-    def handler(request):
-        yield b"part"
-        return request
-
-    with worker(server, handler):
-        assert ask(server, [b"x", b"y"]) == [Answer(["part", "x"], 200), Answer(["part", "y"], 200)]
-
-
-def test_invalid_services(server):
-    rows = [Row("no\nname", b"x"), Row("up", b"x")]
-    settings = RowSettings(timeout=TIMEOUT_SECONDS)
-    with worker(server, up):
-        found = answer_rows(rows, settings, lambda: AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS))
-        assert [answer(row.outcome).code for row in found] == [400, 200]
 
 
 def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):

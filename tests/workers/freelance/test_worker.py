@@ -33,18 +33,6 @@ def port_of(endpoint):
 # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_handlers_run_at_the_same_time(endpoint):
-    together = threading.Barrier(4)
-
-    def meet(request):
-        together.wait(TIMEOUT_SECONDS)
-        return request
-
-    with FreelanceWorker(endpoint, meet, concurrency=4), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        futures = [client.submit(b"%d" % n, timeout=TIMEOUT_SECONDS) for n in range(4)]
-        assert [future.result() for future in futures] == [[b"%d" % n] for n in range(4)]
-
-
 def test_a_codec_and_the_current_request(endpoint):
     def handler(value):
         return [value, current_request().service, current_request().user]
@@ -149,19 +137,6 @@ def test_asyncio_handlers(endpoint):
                     await client.request(body)
                 assert caught.value.code == code
             assert await client.ping(TIMEOUT_SECONDS) != {endpoint: None}
-
-    asyncio.run(main())
-
-
-def test_asyncio_run_can_be_cancelled(endpoint):
-    async def main():
-        worker = AsyncFreelanceWorker(endpoint, echo)
-        running = asyncio.ensure_future(worker.run())
-        async with AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            assert await client.request(b"x") == [b"x"]
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 
 import pytest
+from support.offered import offered
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp import AsyncClient, Client, Service, ServiceError, Services, Streaming
@@ -72,20 +73,6 @@ def declared(**arguments):
     return services, {each.name: each for each in services}
 
 
-@contextmanager
-def serving(services, broker, **arguments):
-    """Serve for a block, in another thread."""
-    worker = services.worker(broker=broker, **arguments)
-    thread = threading.Thread(target=lambda: asyncio.run(worker.run()), daemon=True)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        thread.join(TIMEOUT_SECONDS)
-        assert not thread.is_alive()
-
-
 @pytest.fixture(params=["broker", "test client"])
 def connect(request):
     """`connect(services)` is a client that calls the services."""
@@ -98,7 +85,7 @@ def connect(request):
         else:
             with (
                 running_broker() as server,
-                serving(services, server.endpoints[0]),
+                offered(services, server.endpoints[0]),
                 Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, retries=0) as client,
             ):
                 yield client
@@ -215,7 +202,7 @@ def test_a_name_is_enough_and_returns_types_a_single_call():
     services, _ = declared()
     with (
         running_broker() as server,
-        serving(services, server.endpoints[0]),
+        offered(services, server.endpoints[0]),
         Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client,
     ):
         value = {"path": "a", "width": 1}
@@ -245,7 +232,7 @@ def test_asyncio_clients():
 
             assert [each async for each in client.map(by_name["resize"], jobs())] == [Size(2, 4)]
 
-    with running_broker() as server, serving(services, server.endpoints[0]):
+    with running_broker() as server, offered(services, server.endpoints[0]):
         asyncio.run(main(server.endpoints[0]))
 
 
@@ -561,7 +548,7 @@ def test_middleware_is_called_for_each_row(asynchronous):
     services = Services(lifespan=lifespan, middleware=[middleware_async if asynchronous else middleware])
     service = services.service("add")(add_async if asynchronous else add)
     settings = {"timeout": TIMEOUT_SECONDS}
-    with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
+    with running_broker() as server, offered(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
         for tenant, number in (("a", 10), ("b", 20)):
             outcomes = client.map(service, range(100), headers={"tenant": tenant}, **settings)
             assert list(outcomes) == [n + number for n in range(100)]
@@ -581,7 +568,7 @@ def test_rows_of_map_are_handled_in_batches():
         sizes.append(len(numbers))
         return [2 * n for n in numbers]
 
-    with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
+    with running_broker() as server, offered(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
         outcomes = client.map(double, range(160), timeout=TIMEOUT_SECONDS)
         assert list(outcomes) == [2 * n for n in range(160)]
     assert sizes == 10 * [16]
@@ -619,7 +606,7 @@ def test_a_function_of_batches_gets_several_requests(asynchronous):
         return double(values)
 
     service = services.service("double", batch=4, batch_wait=1.0)(double_async if asynchronous else double)
-    with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
+    with running_broker() as server, offered(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
         futures = [client.submit(service, value) for value in (1, 2, -3, 4)]
         replies = [each.exception(TIMEOUT_SECONDS) or each.result() for each in futures]
         assert replies[:2] + replies[3:] == [2, 4, 8]

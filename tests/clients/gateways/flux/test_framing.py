@@ -68,20 +68,6 @@ def test_genuine_parts_are_read_and_written_byte_by_byte(vector, order):
     assert encode(parts, order) == stream
 
 
-@pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS.keys())
-def test_a_truncated_message_is_awaited(vector):
-    stream = stream_of(vector)
-    for size in range(len(stream)):
-        decoder = Decoder()
-        decoder.feed(stream[:size])
-        assert decoder.next() is None
-        assert decoder.buffered == size
-        decoder.feed(stream[size:])
-        assert decoder.next() == read(stream)[0]
-        assert decoder.next() is None
-        assert decoder.buffered == 0
-
-
 @pytest.mark.parametrize("order", [LITTLE, BIG])
 def test_the_order_of_the_magic_is_remembered(order):
     decoder = Decoder()
@@ -103,12 +89,6 @@ def test_the_size_of_a_part_takes_four_more_bytes_from_255_on(size):
 
 def test_the_long_form_of_a_small_size_is_read_too():
     assert read(framed(b"\xff\0\0\0\x01a")) == [[b"a"]]
-
-
-def test_a_stream_fed_byte_by_byte_is_read_like_one_fed_at_once():
-    messages = [[bytes(size), REQUEST[-1]] for size in SIZES[:-1]]
-    stream = b"".join(encode(parts, order) for parts in messages for order in (LITTLE, BIG))
-    assert read(*singly(stream)) == read(stream) == [parts for parts in messages for _ in range(2)]
 
 
 @given(st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=4), max_size=5), st.lists(st.integers(1, 400)))
@@ -181,15 +161,6 @@ def test_a_message_that_claims_more_than_it_has_ends_the_stream_with_the_next():
 def test_a_truncated_message_in_front_of_another_is_read_as_the_framing_says():
     for size in range(len(FRAMED)):
         fuzz_flux.check_stream([FRAMED[:size] + FRAMED], 260)
-
-
-def test_nothing_is_read_after_something_invalid():
-    decoder = Decoder()
-    decoder.feed(b"nonsense")
-    assert decoder.next() == Invalid("wrong magic")
-    decoder.feed(FRAMED)
-    assert decoder.next() == Invalid("wrong magic")
-    assert decoder.buffered == 0
 
 
 def test_limits_include_what_is_just_allowed():

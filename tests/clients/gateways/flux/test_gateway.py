@@ -1,7 +1,6 @@
 """The Flux gateway over its real socket, with one broker and workers."""
 
 import asyncio
-import json
 import os
 
 import pytest
@@ -9,7 +8,6 @@ from support.flux_client import (
     ANY,
     EVENT,
     NORESPONSE,
-    PRIVATE,
     REQUEST,
     RESPONSE,
     STREAMING,
@@ -18,7 +16,7 @@ from support.flux_client import (
     packed,
 )
 from support.flux_gateways import count, echo, running_gateway, running_workers
-from support.processes import TIMEOUT_SECONDS, eventually
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE
@@ -26,7 +24,6 @@ from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.transport import reading
 from zmdp.testing.broker import running_broker
 from zmdp.workers import AsyncWorker
-from zmdp.workers import ServiceError as Failure
 
 USER = os.getuid()
 
@@ -87,57 +84,9 @@ def test_payloads_return_as_they_were(stack, broker, client, payload):
     assert client.rpc("echo.say", payload).payload == payload
 
 
-def test_the_flags_the_routes_and_the_matchtag_of_a_request_are_those_of_its_response(stack, broker, client):
-    stack.enter_context(running_workers(broker, echo=echo))
-    request = Message(REQUEST, b"echo.say", None, 0x80, ANY, 0xFFFFFFFF, routes=(b"one", b"two"))
-    client.send(request)
-    assert client.receive() == Message(
-        RESPONSE, b"echo.say", None, 0x80, 0, 0xFFFFFFFF, USER, 5, routes=(b"one", b"two")
-    )  # fmt: skip
-
-
-def test_requests_may_share_a_matchtag(stack, broker, client):
-    stack.enter_context(running_workers(broker, echo=echo))
-    for number in range(100):
-        client.request("echo.say", {"n": number}, tag=1)
-    received = [client.receive() for _ in range(100)]
-    assert sorted(each.json["n"] for each in received) == list(range(100))
-    assert {each.b for each in received} == {1}
-
-
-def test_what_no_service_can_be_called_is_no_service(client):
-    assert client.rpc("a b\n.c") == unknown("a b\n.c")
-    assert client.rpc("x" * 1000, tag=1) == unknown("x" * 1000)
-    assert client.rpc(".", tag=1) == unknown(".")
-
-
 @pytest.mark.parametrize("topic", ["flux.events", "flux.gateway.x", "attr.nope", "broker.rusage", "event.x"])
 def test_the_gateways_own_services_cannot_be_called(client, topic):
     assert client.rpc(topic) == error(topic, 38, f"Unknown service method '{topic}'")
-
-
-def test_errors_of_services_have_their_text(stack, broker, client):
-    async def fail(request):
-        raise Failure(404, "no such user")
-
-    stack.enter_context(running_workers(broker, fail=fail))
-    assert client.rpc("fail.x") == error("fail.x", 5, "no such user")
-    assert client.stream("fail.x", tag=1) == [error("fail.x", 5, "no such user", flags=STREAMING)]
-
-
-def test_a_request_without_response_gets_none(stack, broker, client):
-    handled = []
-
-    async def note(request):
-        handled.append(request.options["flux"]["topic"])
-        return b""
-
-    stack.enter_context(running_workers(broker, note=note))
-    client.request("note.one", flags=NORESPONSE)
-    client.request("nope.one", flags=NORESPONSE)
-    client.request("attr.get", {"name": "rank"}, flags=NORESPONSE)
-    assert client.rpc("note.two") == ok("note.two", tag=4)
-    assert sorted(handled) == ["note.one", "note.two"]
 
 
 def test_a_request_without_response_is_done_though_its_client_leaves(stack, broker, gateway, pool):
@@ -200,21 +149,6 @@ def test_a_cancel_request_ends_a_stream(stack, broker, client, logged):
     assert logged("watch: a request was cancelled")
 
 
-def test_a_cancel_request_ends_a_request_that_is_no_stream(stack, broker, client):
-    stack.enter_context(running_workers(broker, watch=wait))
-    client.request("watch.this", tag=5)
-    client.request("watch.cancel", {"matchtag": 5}, tag=6)
-    assert [client.receive(), client.receive()] == [error("watch.this", 125, tag=5), ok("watch.cancel", tag=6)]
-
-
-def test_a_client_that_leaves_cancels_its_requests(stack, broker, gateway, logged):
-    stack.enter_context(running_workers(broker, watch=wait))
-    with gateway.client() as client:
-        client.request("watch.this", flags=STREAMING)
-        assert client.receive().payload == b"begun"
-    assert logged("watch: a request was cancelled")
-
-
 def test_a_client_that_leaves_while_it_is_not_read_cancels_its_requests(stack, broker, gateway, logged, monkeypatch):
     monkeypatch.setattr(reading, "LOOK_SECONDS", 0.01)
     stack.enter_context(running_workers(broker, watch=wait))
@@ -232,29 +166,6 @@ def test_a_client_that_leaves_while_it_is_not_read_cancels_its_requests(stack, b
 # ── ping ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 PING = {"seq": 3, "time.tv_sec": 4, "time.tv_nsec": 5, "pad": "zz"}
-
-
-def pong(response):
-    """What a response to a ping says, without its route; fails if that is none."""
-    answer = response.json
-    route = answer.pop("route").split("!")
-    assert [len(hop) for hop in route] == [8, 8]
-    return answer
-
-
-def test_pings_of_services_and_of_the_broker_are_answered(stack, broker, client):
-    async def never(request):
-        raise AssertionError
-
-    stack.enter_context(running_workers(broker, calc=never, **{"a.b": never}))
-    expected = {**PING, "userid": USER, "rolemask": 5, "rank": 0}
-    for topic in ("broker.ping", "calc.ping", "a.b.ping"):
-        assert pong(client.rpc(topic, PING)) == expected
-        assert pong(client.rpc(topic, PING, nodeid=0)) == expected
-        assert client.rpc(topic, PING, nodeid=1).a == 113
-        assert client.rpc(topic, b"{", nodeid=0).a == 71
-    assert client.rpc("nope.ping", PING, tag=1) == unknown("nope.ping")
-    assert client.rpc("a.ping", PING, tag=1) == unknown("a.ping")
 
 
 # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -340,14 +251,6 @@ def test_subscriptions_that_make_no_sense_are_refused(client):
     )
 
 
-def test_the_owner_gets_the_private_events_of_all(broker, gateway):
-    with gateway.client() as client, Client(broker, timeout=TIMEOUT_SECONDS) as caller:
-        client.rpc("event.subscribe", {"topic": ""})
-        body = json.dumps({"topic": "x", "flags": PRIVATE}).encode()
-        caller.request("flux.events", body, options={"flux": {"userid": 77, "rolemask": 6}})
-        assert client.receive() == event("x", None, 1, PRIVATE, 77, 6)
-
-
 def test_a_subscriber_that_never_reads_is_disconnected_and_others_are_not_delayed(stack, broker, tmp_path):
     gateway = stack.enter_context(running_gateway(broker, tmp_path / "flux", max_unread=4 << 20))
     payload = bytes(1 << 19)
@@ -394,61 +297,6 @@ def test_a_program_serves_flux_clients(gateway):
         assert client.receive() == ok("zecho.ping", {"mine": 1}, tag=9)
 
 
-def test_a_program_streams(gateway):
-    with gateway.client() as service, gateway.client() as client:
-        service.rpc("service.add", {"service": "zecho"})
-        client.request("zecho.count", flags=STREAMING, tag=4)
-        request = service.receive()
-        assert request.flags == STREAMING
-        for number in range(3):
-            service.respond(request, {"i": number})
-            assert client.receive() == ok("zecho.count", {"i": number}, tag=4, flags=STREAMING)
-        service.respond(request, None)
-        assert client.receive() == ok("zecho.count", tag=4, flags=STREAMING)
-        service.respond(request, None, 61)
-        assert client.receive() == error("zecho.count", 61, tag=4, flags=STREAMING)
-        service.respond(request, {"late": 1})
-        client.request("zecho.count", flags=STREAMING, tag=4)
-        service.respond(service.receive(), b"enough\0", 22)
-        assert client.receive() == error("zecho.count", 22, "enough", tag=4, flags=STREAMING)
-
-
-def test_a_program_that_answers_twice_or_without_routes_is_not_listened_to(gateway):
-    with gateway.client() as service, gateway.client() as client:
-        service.rpc("service.add", {"service": "zecho"})
-        client.request("zecho.say", tag=1)
-        request = service.receive()
-        service.send(Message(RESPONSE, b"zecho.say", b"forged", 0, 0, 1, routes=()))
-        service.send(Message(RESPONSE, b"zecho.say", b"forged", 0, 0, 1, routes=(b"nobody", *request.routes[1:])))
-        service.respond(request, b"one")
-        service.respond(request, b"two")
-        assert client.receive().payload == b"one"
-        client.request("zecho.say", tag=1)
-        service.respond(service.receive(), b"three")
-        assert client.receive().payload == b"three"
-
-
-def test_a_program_is_told_who_cancels_and_who_leaves(gateway):
-    with gateway.client() as service:
-        service.rpc("service.add", {"service": "zecho"})
-        with gateway.client() as client:
-            client.request("zecho.watch", flags=STREAMING, tag=4)
-            request = service.receive()
-            client.request("zecho.cancel", {"matchtag": 4}, flags=NORESPONSE, tag=0)
-            assert client.receive() == error("zecho.watch", 61, tag=4, flags=STREAMING)
-            notice = service.receive()
-            assert notice == Message(
-                REQUEST, b"zecho.cancel", b'{"matchtag":4}\0', NORESPONSE, ANY, 0, USER, 5, routes=request.routes
-            )  # fmt: skip
-            client.request("zecho.say", flags=NORESPONSE, tag=0)
-            said = service.receive()
-            assert (said.topic, said.flags, said.routes[1]) == (b"zecho.say", NORESPONSE, request.routes[1])
-        notice = service.receive()
-        assert (notice.topic, notice.payload, notice.flags) == (b"zecho.disconnect", None, NORESPONSE)
-        assert (notice.routes, notice.userid, notice.rolemask) == (request.routes, USER, 5)
-        assert service.rpc("attr.get", {"name": "rank"}).a == 0  # there is no further notice
-
-
 def test_names_of_services(gateway):
     with gateway.client() as one, gateway.client() as two:
         assert one.rpc("service.add", {"service": "zecho"}).a == 0
@@ -461,14 +309,6 @@ def test_names_of_services(gateway):
         assert two.rpc("service.remove", {"service": "zecho"}, tag=1) == error("service.remove", 2)
         assert one.rpc("service.remove", {"service": "zecho"}, tag=1) == ok("service.remove")
         assert two.rpc("service.add", {"service": "zecho"}, tag=1) == ok("service.add")
-
-
-def test_a_name_is_free_when_its_program_has_left(gateway):
-    with gateway.client() as one:
-        assert one.rpc("service.add", {"service": "zecho"}).a == 0
-    with gateway.client() as two:
-        while two.rpc("service.add", {"service": "zecho"}).a == 17:
-            pass
 
 
 def test_clients_of_the_broker_call_a_program(broker, gateway, pool):
@@ -503,31 +343,6 @@ def test_forged_options_do_no_harm(broker, gateway, pool):
             assert (request.userid, request.rolemask, len(request.routes)) == (ANY, 1, 2)
             service.respond(request)
             assert call.result(TIMEOUT_SECONDS) == [b""]
-
-
-def test_requests_of_a_program_that_dies_go_to_another(broker, gateway, tmp_path, stack):
-    other = stack.enter_context(running_gateway(broker, tmp_path / "other"))
-    with gateway.client() as one, other.client() as two, gateway.client() as client:
-        one.rpc("service.add", {"service": "zecho"})
-        client.request("zecho.say", b"x", tag=1)
-        request = one.receive()
-        two.rpc("service.add", {"service": "zecho"})
-        with Client(broker, timeout=TIMEOUT_SECONDS) as asking:
-            eventually(lambda: len(json.loads(asking.request("mmi.workers", b"zecho")[0])["workers"]) == 2)
-        one.socket.close()
-        again = two.receive()
-        assert (again.payload, again.routes[1:]) == (request.payload, request.routes[1:])
-        two.respond(again, b"y")
-        assert client.receive() == ok("zecho.say", b"y")
-
-
-def test_a_request_of_the_only_program_that_dies_cannot_be_reached(gateway):
-    with gateway.client() as service, gateway.client() as client:
-        service.rpc("service.add", {"service": "zecho"})
-        client.request("zecho.say", tag=1)
-        service.receive()
-        service.socket.close()
-        assert client.receive().a == 113
 
 
 def test_a_broker_that_restarts_interrupts_nothing_for_long(stack, tmp_path):

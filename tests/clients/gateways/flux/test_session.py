@@ -228,6 +228,10 @@ def test_a_ping_of_a_program_is_answered_by_it_and_of_a_service_by_the_gateway(s
     assert tell(session.answered, 6, WorkerLost("gone", code=502, text="gone")) == [
         response("broker.ping", b"gone\0", 113)
     ]
+    call(session, topic="x.ping", payload=ping, matchtag=1)
+    tell(session.answered, 7, MISSING)
+    missing = response("x.ping", b"No service matching x.ping is registered\0", 38)
+    assert tell(session.answered, 8, reply(b"404")) == [missing]
 
 
 def test_cancelling(session):

@@ -1,13 +1,9 @@
 """Flux gateways at a tree of three brokers: ranks 0 (root), 1 (a) and 2 (b)."""
 
 import pytest
-from support.flux_client import ANY, EVENT, PRIVATE, UPSTREAM, FluxClient, Message
+from support.flux_client import ANY, EVENT, FluxClient, Message
 from support.flux_gateways import running_gateway, running_workers
 from support.processes import eventually
-
-from zmdp.mdp.broker.link_ports import LinkTo
-from zmdp.mdp.errors import SettingError
-from zmdp.testing.broker import running_broker
 
 
 @pytest.fixture
@@ -36,14 +32,6 @@ def test_every_gateway_has_the_same_ranks(clients):
         assert client.rpc("attr.get", {"name": "rank"}, nodeid=3).a == 113
 
 
-def test_pings_reach_every_rank(clients):
-    ping = {"seq": 0, "time.tv_sec": 0, "time.tv_nsec": 0, "pad": ""}
-    for own, client in enumerate(clients):
-        assert client.rpc("broker.ping", ping).json["rank"] == own
-        assert [client.rpc("broker.ping", ping, nodeid=rank).json["rank"] for rank in range(3)] == [0, 1, 2]
-        assert client.rpc("broker.ping", ping, nodeid=3).a == 113
-
-
 def where(rank):
     async def handler(request):
         return b"%d" % rank
@@ -64,18 +52,6 @@ def test_a_request_goes_where_its_nodeid_says(stack, tree, clients):
     assert clients[2].rpc("where.x").payload in (b"0", b"1")
 
 
-def test_an_upstream_request_is_served_above(stack, tree, clients):
-    with running_workers(endpoint(tree[0]), where=where(0)):
-        stack.enter_context(running_workers(endpoint(tree[1]), where=where(1)))
-        eventually(lambda: clients[2].rpc("where.x").a == 0)
-        for rank in (1, 2):
-            eventually(lambda: clients[rank].rpc("where.x", nodeid=rank, flags=UPSTREAM).payload == b"0")  # noqa: B023
-        assert clients[0].rpc("where.x", nodeid=0, flags=UPSTREAM).a == 113
-        assert clients[0].rpc("where.x", nodeid=1, flags=UPSTREAM).payload == b"0"
-    missing = eventually(lambda: (answer := clients[1].rpc("where.x", nodeid=1, flags=UPSTREAM)).a and answer)
-    assert (missing.a, missing.text) == (38, "No service matching where.x is registered")
-
-
 def test_events_of_every_rank_have_one_order_at_all(clients):
     for client in clients:
         assert client.rpc("event.subscribe", {"topic": "x."}).a == 0
@@ -88,13 +64,6 @@ def test_events_of_every_rank_have_one_order_at_all(clients):
     assert {(event.userid, event.rolemask & 1, event.b) for event in received[0]} == {
         (received[0][0].userid, 1, 0)
     }  # fmt: skip
-
-
-def test_private_events_reach_their_owner_at_every_rank(clients):
-    for client in clients:
-        client.rpc("event.subscribe", {"topic": ""})
-    clients[2].send(Message(EVENT, b"secret", b"x", PRIVATE))
-    assert [client.receive().flags for client in clients] == [PRIVATE] * 3
 
 
 def test_a_program_serves_the_whole_tree_and_learns_who_leaves(stack, tree, clients):
@@ -113,19 +82,6 @@ def test_a_program_serves_the_whole_tree_and_learns_who_leaves(stack, tree, clie
     assert (notice.topic, notice.routes[1]) == (b"zecho.disconnect", request.routes[1])
 
 
-def test_a_client_is_gone_when_its_gateway_is(stack, tree, clients, tmp_path):
-    a = clients[1]
-    a.rpc("service.add", {"service": "zecho"})
-    other = stack.enter_context(running_gateway(endpoint(tree[1]), tmp_path / "other"))
-    client = stack.enter_context(other.client())
-    client.request("zecho.say", tag=1)
-    request = a.receive()
-    a.respond(request)
-    other.stop()
-    notice = a.receive()
-    assert (notice.topic, notice.routes[1]) == (b"zecho.disconnect", request.routes[1])
-
-
 def test_the_gateway_at_rank_0_can_stop_first_and_come_back(stack, tree, clients, tmp_path):
     for client in clients[1:]:
         client.rpc("event.subscribe", {"topic": ""})
@@ -135,27 +91,3 @@ def test_the_gateway_at_rank_0_can_stop_first_and_come_back(stack, tree, clients
     eventually(lambda: again.run(lambda: len(again.gateway._publisher._streams)) == 2)
     clients[1].send(Message(EVENT, b"x"))
     assert [client.receive().topic for client in clients[1:]] == [b"x", b"x"]
-
-
-def test_a_broker_that_vanishes_keeps_its_rank(stack, tmp_path):
-    with running_broker(name="root") as server:
-        root = server.endpoints[0]
-        with running_broker(name="a", links=[LinkTo("parent", root)], drain_timeout=0.0):
-            gateway = stack.enter_context(running_gateway(root, tmp_path / "flux", size=2))
-            client = stack.enter_context(gateway.client())
-            assert attribute(client, "size") == "2"
-        assert client.rpc("broker.ping", {}, nodeid=1).a == 113
-        gateway.run(gateway.gateway._ask)
-        assert client.rpc("attr.get", {"name": "rank"}, nodeid=1).a == 113
-        with running_broker(name="b", links=[LinkTo("parent", root)], drain_timeout=0.0):
-            eventually(lambda: gateway.run(gateway.gateway._ask) or attribute(client, "size") == "3")
-            assert attribute(client, "hostlist") == "root,a,b"
-            assert attribute(client, "rank", nodeid=2) == "2"
-        stack.close()
-
-
-def test_a_rank_that_is_not_the_brokers_is_an_error(broker, tmp_path):
-    with pytest.raises(SettingError, match=r"has rank 0, not 3 \(--rank\)"):
-        with running_gateway(broker, tmp_path / "flux", rank=3):
-            pass
-    assert not (tmp_path / "flux").exists()

@@ -259,9 +259,3 @@ class TestTls:
             assert http.post("/services/echo", content=large, headers=bearer()).content == large
             events = {"accept": "text/event-stream", **bearer()}
             assert http.post("/services/echo", content=b"x", headers=events).text == "event: final\ndata: x\n\n"
-
-    def test_files_that_cannot_be_used(self, certificate):
-        with pytest.raises(SettingError, match="cannot use the certificate"):
-            tls_context(certificate / "missing.pem", None)
-        with pytest.raises(SettingError, match="cannot use the certificate"):
-            tls_context(certificate / "server.pem", certificate / "missing.key")

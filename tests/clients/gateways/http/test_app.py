@@ -34,34 +34,11 @@ def test_a_body_becomes_a_frame_and_back(http):
     assert "date" in response.headers
 
 
-def test_no_body_is_one_empty_frame(http, services):
-    assert http.post("/services/echo").content == b""
-    assert list(services.requests[-1]) == [b""]
-
-
-def test_the_reply_has_the_type_that_is_asked_for(http):
-    response = http.post("/services/echo", content=b"{}", headers={"accept": "application/json"})
-    assert response.headers["content-type"] == "application/json"
-    assert response.json() == {}
-
-
 def test_a_browser_does_not_run_a_reply(http):
     response = http.post("/services/echo", content=b"<script>", headers={"accept": "text/html"})
     assert response.headers["content-type"] == "text/html"
     assert response.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in response.headers["content-security-policy"]
-
-
-def test_parts_are_frames_and_back(http, services):
-    response = http.post("/services/echo", **multipart(b"one", b"", b"\r\n--c"))
-    assert list(services.requests[-1]) == [b"one", b"", b"\r\n--c"]
-    kind, _, boundary = response.headers["content-type"].partition("; boundary=")
-    assert kind == "multipart/mixed"
-    again = http.post(
-        "/services/echo", content=response.content, headers={"content-type": f"multipart/mixed; boundary={boundary}"}
-    )
-    assert again.status_code == 200
-    assert list(services.requests[-1]) == [b"one", b"", b"\r\n--c"]
 
 
 @pytest.mark.parametrize("coding", ["gzip", "identity, br", "unknown"])
@@ -111,23 +88,6 @@ def test_invalid_names(http, path):
     assert problem(http.post(f"/services/{path}")) == (400, "invalid")
 
 
-@pytest.mark.parametrize(
-    ("headers", "content"),
-    [
-        ({"request-timeout": "0"}, b""),
-        ({"request-timeout": "soon"}, b""),
-        ({"request-timeout": "1e3"}, b""),
-        ({"request-timeout": "3601"}, b""),
-        ({"traceparent": b"\xff"}, b""),
-        ({"content-type": "multipart/mixed"}, b"--b--"),
-        ({"content-type": "multipart/mixed; boundary=b"}, b"--b\r\n\r\ncut"),
-        ({"content-type": "multipart/mixed; boundary=b"}, b"nothing"),
-    ],
-)
-def test_invalid_requests(http, headers, content):
-    assert problem(http.post("/services/echo", headers=headers, content=content)) == (400, "invalid")
-
-
 def test_too_many_parts(http):
     assert problem(http.post("/services/echo", **multipart(*[b""] * 1001))) == (413, "too-large")
 
@@ -137,32 +97,6 @@ class TestStatuses:
         response = http.post("/services/nobody", headers={"request-timeout": "30"})
         assert problem(response) == (404, "no-worker")
         assert response.json()["code"] == 404
-
-    def test_504_for_a_service_that_is_waited_for(self, http):
-        assert problem(http.post("/services/nobody", headers={"prefer": "wait=0.1"})) == (504, "timeout")
-
-    def test_504_for_a_handler_that_takes_too_long(self, http, services):
-        def cancelled():
-            answer = http.post("/services/hold", content=b"slow", headers={"request-timeout": "100ms"})
-            assert problem(answer) == (504, "timeout")
-            return b"slow" in services.cancelled
-
-        eventually(cancelled)  # the time may be over before the handler has begun
-
-    def test_500_with_the_text(self, http):
-        response = http.post("/services/fail")
-        assert problem(response) == (500, "failed")
-        assert "out of order" in response.json()["detail"]
-
-    @pytest.mark.parametrize(
-        ("code", "status"), [(409, 409), (422, 422), (404, 500), (503, 500), (200, 500), (600, 500), (500, 500)]
-    )
-    def test_a_code_of_the_handler(self, http, code, status):
-        response = http.post("/services/fail", **multipart(b"%d" % code, b"no such user", b"detail"))
-        assert problem(response) == (status, "service-error")
-        document = response.json()
-        assert (document["code"], document["detail"], document["data"]) == (code, "no such user", "detail")
-        assert document["service"] == "fail"
 
     def test_413_of_the_broker(self, endpoint, services):
         with running_broker(limits=Limits(max_message=1000)) as small, running_gateway(small.endpoints[0]) as gateway:
@@ -181,18 +115,6 @@ class TestStatuses:
                     response = http.post("/services/x", headers={"prefer": "wait=600"})
                     assert problem(response) == (429, "queue-full")
                     assert response.headers["retry-after"] == "1"
-
-    def test_503_for_a_broker_that_is_not_there(self):
-        with running_gateway(free_endpoint()) as gateway:
-
-            def ask():
-                return httpx.post(
-                    f"{gateway.url}/services/echo", headers={"request-timeout": "0.2"}, timeout=TIMEOUT_SECONDS
-                )
-
-            response = eventually(lambda: problem(answer := ask()) != (504, "timeout") and answer)
-            assert problem(response) == (503, "unreachable")
-            assert response.headers["retry-after"] == "1"
 
     @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD"])
     def test_405(self, http, method):
@@ -245,27 +167,6 @@ class TestStatuses:
             eventually(lambda: gateway.gateway.memory == 0)
             response = httpx.post(f"{gateway.url}/services/large", content=b"8000000", timeout=TIMEOUT_SECONDS)
             assert (response.status_code, len(response.content)) == (200, 8_000_000)
-
-
-def test_a_client_that_disconnects_cancels_its_request(gateway, services):
-    before = gateway.gateway.outstanding
-    with gateway.connect() as client:
-        client.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\ngone")
-        assert eventually(lambda: b"gone" in services.begun)
-        assert gateway.gateway.outstanding == before + 1
-    assert eventually(lambda: b"gone" in services.cancelled)
-    eventually(lambda: gateway.gateway.outstanding == before)
-    assert gateway.gateway.memory == 0
-
-
-def test_a_client_that_disconnects_cancels_a_stream(gateway, services):
-    with gateway.connect() as client:
-        client.send(
-            b"POST /services/endless HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\ncontent-length: 2\r\n\r\n10"
-        )
-        client.until(b"event: partial\n")
-    assert eventually(lambda: b"10" in services.cancelled)
-    eventually(lambda: gateway.gateway.outstanding == 0)
 
 
 def test_services(http):

@@ -1,21 +1,17 @@
 """The command `mdp-gateway http` as a process, beside brokers and workers that die."""
 
-import asyncio
-import os
 import signal
 import socket
 import sys
 
 import httpx
 import pytest
-from support.gateways import running_services
-from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
+from support.processes import TIMEOUT_SECONDS, eventually, process, run
 
 from zmdp.clients.gateways.http.cli import is_loopback
 from zmdp.mdp.extras import install_command
 
 GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
-DOCUMENTED = {200, 404, 408, 429, 499, 502, 503, 504}
 
 
 def gateway(*options):
@@ -164,99 +160,3 @@ def test_it_reads_the_access_file_again(endpoint, services, tmp_path):
         running.send_signal(signal.SIGHUP)
         running.line("read the access file again")
         assert httpx.post(f"{url}/services/echo", headers=headers, timeout=TIMEOUT_SECONDS).status_code == 401
-
-
-class _Caller(asyncio.Protocol):
-    """A connection that always has one request outstanding, until `load` says to stop."""
-
-    def __init__(self, load):
-        self.load = load
-        self.received = b""
-
-    def connection_made(self, transport):
-        self.transport = transport
-        self.ask()
-
-    def ask(self):
-        self.transport.write(
-            b"POST /services/echo HTTP/1.1\r\nhost: localhost\r\nrequest-timeout: 5\r\ncontent-length: 1\r\n\r\nx"
-        )
-
-    def data_received(self, data):
-        self.received += data
-        head, found, body = self.received.partition(b"\r\n\r\n")
-        if not found:
-            return
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        if len(body) >= length:
-            self.load.answered(int(head.split(b" ", 2)[1]))
-            self.received = b""
-            if self.load.stopping:
-                self.load.ended += 1
-                if self.load.ended == CALLERS:
-                    self.load.all_ended.set()
-            else:
-                self.ask()
-
-    def connection_lost(self, error):
-        if not self.load.closing:
-            self.load.problems.append(error)
-
-
-CALLERS = 64
-
-
-class _Load:
-    def __init__(self):
-        self.statuses = {}
-        self.ended = 0
-        self.all_ended = asyncio.Event()
-        self.problems = []
-        self.stopping = self.closing = False
-        self.waiting = []
-
-    def answered(self, status):
-        self.statuses[status] = self.statuses.get(status, 0) + 1
-        for waiting in [each for each in self.waiting if each[0] <= self.statuses.get(200, 0)]:
-            self.waiting.remove(waiting)
-            waiting[1].set_result(None)
-
-    async def more(self, count):
-        """Wait until `count` more requests have succeeded."""
-        future = asyncio.get_running_loop().create_future()
-        self.waiting.append((self.statuses.get(200, 0) + count, future))
-        await future
-
-
-def test_a_broker_that_is_killed_under_load():
-    """Every request is answered, with a documented status, and everything works again with the next broker."""
-    with (
-        broker() as (first, endpoint),
-        running_services(endpoint, heartbeat=0.2, liveness=50),
-        gateway("--broker", endpoint) as running,
-    ):
-        url = running.line("http://", "stdout")
-
-        async def main():
-            load, loop = _Load(), asyncio.get_running_loop()
-            callers = [
-                (await loop.create_connection(lambda: _Caller(load), "127.0.0.1", int(url.rpartition(":")[2])))[0]
-                for _ in range(CALLERS)
-            ]
-            await load.more(500)
-            os.kill(first.pid, signal.SIGKILL)
-            first.wait()
-            with broker(bind=endpoint):
-                await load.more(500)
-                load.stopping = True
-                await asyncio.wait_for(load.all_ended.wait(), TIMEOUT_SECONDS)
-            load.closing = True
-            for transport in callers:
-                transport.close()
-            return load
-
-        load = asyncio.run(main())
-        assert load.problems == []
-        assert load.statuses.keys() <= DOCUMENTED
-        assert load.statuses[200] >= 1000
-        running.end()

@@ -10,14 +10,6 @@ LONG = b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 60\r\n"
 """The request would not end by itself while the test waits."""
 
 
-def test_a_client_that_disconnects_cancels_its_request(gateway, services):
-    with gateway.connect() as client:
-        client.send(LONG + b"content-length: 4\r\n\r\ngone")
-        eventually(lambda: b"gone" in services.begun)
-    eventually(lambda: b"gone" in services.cancelled)
-    eventually(lambda: gateway.gateway.memory == gateway.gateway.outstanding == 0)
-
-
 def test_a_client_that_disconnects_after_a_late_and_large_body(gateway, services):
     """uvicorn pauses reading while much of a body has not been taken; the end is noticed all the same."""
     body = bytes(1_000_000)

@@ -8,7 +8,7 @@ import threading
 import httpx
 import pytest
 from support.garbage import no_collector
-from support.gateways import Raw, running_gateway
+from support.gateways import running_gateway
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, eventually
 
 from zmdp.clients.gateways.http import stream
@@ -74,21 +74,6 @@ class TestEvents:
         found.call = "call"
         return found
 
-    def test_in_order(self):
-        events = self.events()
-        events.put(part(b"1"))
-        events.put(part(b"2", final=True))
-        events.put(part(b"3"))  # nothing follows the FINAL
-        taken = asyncio.run(events.take())
-        assert parsed(taken.decode()) == [("partial", "1"), ("final", "2")]
-        assert asyncio.run(events.take()) == b""
-
-    def test_an_error_before_anything_is_no_event(self):
-        events = self.events()
-        events.put(ServiceError(409, "taken"))
-        assert asyncio.run(events.take()) == b""
-        assert events.problem.status == 409
-
     def test_an_error_after_a_part_is_the_last_event(self):
         events = self.events()
         events.put(part(b"1"))
@@ -130,15 +115,6 @@ class TestEvents:
         events.fail(Problem("slow-reader", "x"))
         events.remind()
         assert asyncio.run(events.take()).count(b":\n\n") == 0
-
-    def test_disconnected(self):
-        events = self.events()
-        events.put(part(b"1"))
-        events.disconnected()
-        events.disconnected()
-        assert self.client.cancelled == ["call"]
-        assert asyncio.run(events.take()) == b""
-        assert self.gateway.memory == 0
 
 
 def test_parts_arrive_as_events(http):
@@ -241,36 +217,3 @@ def test_ten_thousand_parts_take_no_memory(endpoint, services):
     finally:
         largest = stop()
     assert largest < 4 * MIB  # of 100: those that the reader has not read yet
-
-
-def test_a_slow_reader_costs_little_memory_and_is_cancelled(endpoint, services):
-    with running_gateway(endpoint, max_unread=100_000) as gateway, Raw(gateway.port, receive_buffer=4096) as client:
-        client.send(ASK % (b"endless", 5, b"50000"))
-        eventually(lambda: b"50000" in services.cancelled)
-        text = client.until(b"event: error\n")
-        assert b"slow-reader" in client.until(b"\n")
-        assert client.until(b"0\r\n\r\n")
-        assert len(text) < 20 * MIB  # the buffers of the sockets, and --max-unread
-        assert client.send(b"POST /services/echo HTTP/1.1\r\nhost: x\r\n\r\n").response()[0] == 200
-
-
-def test_many_streams_at_once(gateway):
-    found = []
-
-    def read():
-        found.append(
-            len(
-                parsed(
-                    httpx.post(
-                        f"{gateway.url}/services/parts", content=b"50", headers=EVENTS, timeout=TIMEOUT_SECONDS
-                    ).text
-                )
-            )
-        )
-
-    threads = [threading.Thread(target=read) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [51] * 16

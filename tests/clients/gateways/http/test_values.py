@@ -217,13 +217,6 @@ def test_a_single_value_is_a_line_too(gateway):
     assert answer.headers["content-type"] == "application/x-ndjson"
 
 
-def test_the_document_describes_the_services(gateway):
-    found = httpx.get(gateway.url + "/openapi.json", timeout=TIMEOUT_SECONDS).json()
-    call = found["paths"]["/services/packed"]["post"]
-    assert call["description"] == "Swap <b>both</b>."
-    assert found["components"]["schemas"]["packed.Pair"]["required"] == ["first"]
-
-
 @pytest.mark.parametrize(
     ("origin", "is_own"),
     [("http://{host}", True), ("http://127.0.0.1:1", False), ("http://evil.example", False), ("null", False)],
