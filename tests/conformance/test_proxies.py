@@ -57,27 +57,6 @@ def test_c36_any_client_reaches_any_worker(
     worker.nothing()
 
 
-@pytest.mark.parametrize("worker_kind", WORKERS)
-def test_c36_a_workers_whole_life(bench: Bench, proxy: str, worker_kind: Callable[..., Any]) -> None:
-    # C36
-    client, worker = bench.client(), registered(bench, worker_kind, proxy)
-    assert bench.status(b"echo") == b"200"
-    worker.heartbeat()
-    client.request(b"echo", b"hello")
-    worker.final(worker.work(b"hello"), b"world")
-    client.final(b"echo", b"world")
-    worker.ready(b"echo")
-    worker.disconnected()
-    worker.nothing()
-    worker.ready(b"echo")
-    worker.sync()
-    worker.disconnect()
-    if worker_kind is X1Worker:
-        worker.disconnected()
-    worker.nothing()
-    assert bench.status(b"echo") == b"404"
-
-
 def test_c36_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:
     # C36, C17: at once, without a heartbeat
     direct = bench.x1_client()

@@ -63,18 +63,6 @@ def test_c39_the_reply_for_a_client_that_left_reaches_nobody_else(bench: Bench) 
     assert bench.stats()["dropped"] == {"client-gone": 1}
 
 
-def test_c39_the_reply_for_a_client_that_left_reaches_nobody_who_also_speaks(bench: Bench) -> None:
-    worker = bench.worker(b"echo")
-    victim = RawPeer(bench.endpoint, ME).send(*REQUEST, b"echo", b"a secret")
-    address = worker.work(b"a secret")
-    leave(bench, victim)
-    with RawPeer(bench.endpoint, ME) as thief:
-        thief.send(*REQUEST, b"echo", b"mine")
-        worker.final(address, b"the reply")
-        worker.final(worker.work(b"mine"), b"yours")
-        assert thief.recv() == [*FINAL, b"echo", b"yours"]
-
-
 def test_c39_the_requests_for_a_worker_that_left_reach_nobody_else(bench: Bench) -> None:
     victim = RawPeer(bench.endpoint, ME).send(b"MDPW02", b"\x01", b"echo")
     bench.until(lambda: bench.status(b"echo") == b"200")

@@ -58,23 +58,3 @@ def test_the_request_of_a_worker_that_is_killed_goes_to_another(queue: Bench) ->
     first.close()
     second.final(second.work(b"hello"), b"world")
     client.answered(b"world")
-
-
-def test_an_idle_worker_that_is_gone_is_forgotten(queue: Bench) -> None:
-    worker = simple(queue)
-    worker.close()
-    queue.until(lambda: queue.stats()["workers"] == 0)
-
-
-@pytest.mark.parametrize("dialect", ["x1_client", "client"])
-def test_a_reply_over_the_limits_leaves_the_worker_free_for_the_next_request(start: Start, dialect: str) -> None:
-    """It cannot send another one before it is given one."""
-    queue = start(**PORTS, max_message=1000)
-    client, worker = getattr(queue, dialect)(), simple(queue)
-    client.request(b"echo", b"much")
-    worker.final(worker.work(b"much"), bytes(2000))
-    queue.until(lambda: queue.stats()["dropped"] == {"reply-too-large": 1})
-    client = queue.x1_client()
-    client.request(b"echo", b"little")
-    worker.final(worker.work(b"little"), b"fits")
-    client.final(b"echo", b"fits")

@@ -1,10 +1,12 @@
-"""One ROUTER socket (C11), whatever it is reached by."""
+"""One ROUTER socket (C11), whatever it is reached by; connections that end, and those that the socket itself ends."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zmq
 from support.peers import Bench
+from support.processes import TIMEOUT_MS
 
 Start = Callable[..., Bench]
 
@@ -58,3 +60,44 @@ def test_c13_a_worker_killed_is_noticed_on_each_transport(start: Start, binds: l
     other = bench.worker(b"echo")
     other.final(other.work(b"hello"), b"world")
     client.final(b"echo", b"world")
+
+
+@pytest.mark.parametrize("dialect", ["0.1", "0.2"])
+def test_a_client_that_can_be_sent_nothing(start: Start, dialect: str) -> None:
+    # 0.1 and 0.2 have no HEARTBEAT for clients, so nothing proves that one is gone but the end of its connection.
+    bench = start(expiry=1000)
+    client = bench.client() if dialect == "0.2" else bench.old_client()
+    client.request(b"nobody", b"of the dead")
+    bench.until(lambda: bool(bench.stats()["queued"] == 1))
+    client.close()
+    bench.until(lambda: bool(bench.stats()["queued"] == 0))
+    assert bench.stats()["dropped"] == {"client-gone": 1}
+
+
+def test_a_message_of_far_too_many_frames_ends_its_connection(start: Start) -> None:
+    # C15: it is counted like any other, and nobody else is affected
+    bench = start(max_frames=20)
+    client, worker, other = bench.client(), bench.worker(b"echo"), bench.client()
+    client.send(*[b"x"] * (16 * 20))
+    client.nothing()
+    assert bench.stats()["invalid"] == {"too-many-frames": 1}
+    with client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+        client.send(*[b"x"] * 50_000)
+        ended = monitor.poll(TIMEOUT_MS)
+        client.socket.disable_monitor()
+    assert ended
+    bench.until(lambda: bench.stats()["invalid"] == {"too-many-frames": 2})
+    other.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    other.final(b"echo", b"world")
+
+
+def test_a_far_too_large_frame_disconnects_only_its_sender(start: Start) -> None:
+    # C15: libzmq cuts its sender off before it is all in memory
+    bench = start(max_message=100_000, heartbeat=0.05, liveness=1000)
+    glutton, client, worker = bench.client(), bench.client(), bench.worker(b"echo")
+    glutton.request(b"echo", b"x" * 20_000_000)
+    client.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.final(b"echo", b"world")
+    worker.nothing()
