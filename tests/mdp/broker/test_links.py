@@ -15,7 +15,6 @@ from support.x1_messages import (
     client_heartbeat,
     disconnected,
     error,
-    failure,
     feed,
     final,
     heartbeat,
@@ -175,14 +174,6 @@ def test_a_worker_at_another_broker_can_ask_for_the_dialect_as_well(kinds, asked
     assert options == b""  # it has not asked
 
 
-def test_requests_go_both_ways_over_one_connection():
-    mesh = pair()
-    mesh.receive("a", ready(service=b"other"))
-    mesh.wait()
-    (address,) = work(mesh.receive("b", request(service=b"other"))["a"])
-    assert mesh.receive("a", final(address))["b"] == [answer()]
-
-
 def test_local_workers_come_first_then_others_with_free_credit():
     mesh = pair()
     mesh.receive("a", ready())
@@ -226,18 +217,6 @@ def test_a_cancelled_request_is_cancelled_where_it_is():
     assert mesh["a"].registry.running == mesh["b"].registry.running == 0
 
 
-def test_the_errors_of_handlers_and_brokers_pass():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    assert mesh.receive("b", failure(address, code=404, text=b"no such user"))["a"] == [
-        error(404, "no such user", detail=(b"",))
-    ]
-    (address,) = work(mesh.receive("a", request(2, ttl=500))["b"])
-    sent = mesh.wait(1.0)
-    assert sent["a"] == [error(408, "its time passed while a worker held it", 2)]
-    assert not mesh["b"].directory.clients
-
-
 def test_the_ttl_is_what_is_left():
     mesh = pair()
     mesh.receive("a", request(0))
@@ -269,18 +248,6 @@ def test_a_stream_ends_with_its_link():
     assert mesh.cut("a", mesh.identity)["a"] == [
         error(502, "its worker was lost after a PARTIAL, so it cannot be retried")
     ]
-
-
-def test_each_link_has_heartbeats_of_its_own():
-    mesh = Mesh("a", "b", "c")
-    one = mesh.link("a", "b")
-    mesh.wait(0.5)
-    other = mesh.link("a", "c")
-    beats = [mesh["a"].links.by_identity[each].heartbeat_at for each in (one, other)]
-    mesh.now = beats[0]
-    mesh.wait(0)
-    after = [mesh["a"].links.by_identity[each].heartbeat_at for each in (one, other)]
-    assert after == [beats[0] + mesh["a"].limits.heartbeat, beats[1]]
 
 
 def test_each_link_has_pauses_of_its_own():
@@ -325,31 +292,6 @@ def test_links_that_end_leave_no_cycles():
         assert gc.collect() == 0
 
 
-def test_a_late_reply_over_a_new_link_is_dropped():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    mesh.cut("a", mesh.identity)
-    mesh.now += 1
-    mesh.open("a", mesh.identity, "b")
-    mesh.wait()
-    assert mesh.receive("b", final(address))["a"] == []
-
-
-def test_a_request_goes_to_another_broker_when_a_worker_dies():
-    mesh = Mesh("a", "b", "c")
-    mesh.link("a", "b")
-    mesh.link("a", "c")
-    mesh.receive("b", ready())
-    mesh.receive("c", ready())
-    mesh.wait()
-    sent = mesh.receive("a", request())
-    at, other = ("b", "c") if work(sent["b"]) else ("c", "b")
-    mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route(at, turns.unreachable(mesh[at], b"w", 0, mesh.now))
-    mesh.route(at, turns.unreachable(mesh[at], b"w", mesh[at].turn, mesh.now))
-    assert len(work(mesh.sent[other])) == 1
-
-
 def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together():
     mesh = Mesh("a", "b", "c", limits=Limits(max_attempts=3))
     mesh.link("a", "b")
@@ -380,13 +322,6 @@ def test_a_request_waits_at_its_first_broker_when_no_worker_is_left():
     assert (mesh["a"].registry.queued, mesh["b"].registry.queued) == (1, 0)
     sent = mesh.receive("a", ready())
     assert sent["a"] == [(b"w", "REQUEST", 2, 0, 2, b"", b"x")]
-
-
-def test_without_wait_it_is_told_that_no_worker_is_left():
-    mesh = pair()
-    mesh.receive("b", leave())
-    mesh.wait()
-    assert mesh.receive("a", request(wait=False))["a"] == [error(404, "no worker offers the service")]
 
 
 def test_a_draining_broker_withdraws_its_services_and_returns_requests():
@@ -563,14 +498,6 @@ def test_an_answer_without_a_body_is_counted_as_such():
     assert other.broker.stats.invalid == {"no-body": 1}
 
 
-def test_a_broker_is_known_by_name_however_many_services_it_announces():
-    mesh = Mesh("a", "b", limits=Limits(max_services=2))
-    mesh.receive("b", ready(), ready(b"w2", b"other"))
-    mesh.link("a", "b")
-    mesh.wait()
-    assert [each["name"] for each in mesh.ask("a", b"mmi.brokers")["brokers"]] == ["b"]
-
-
 def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
     other = Other(opens=True)
     other.receive(ends(b"x" * 10_000))
@@ -583,11 +510,6 @@ def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
     other.receive(ends("schließt\n12:00 ERROR".encode()))
     assert other.link.trouble == "the other broker has ended it: schließt?12:00 ERROR"
     assert all(record.getMessage().isprintable() for record in caplog.records)
-
-
-def test_a_request_addressed_to_this_broker_does_not_count_on_the_credit_of_others():
-    mesh = pair()
-    assert mesh.receive("a", request(broker="a", wait=False))["a"] == [error(404, "no worker offers the service")]
 
 
 def test_a_new_connection_of_a_link_replaces_the_old_one():
@@ -1357,12 +1279,6 @@ def test_many_services_are_announced_in_parts():
     assert probed(mesh) == COMES_BACK
 
 
-def test_what_is_left_to_announce_follows_by_itself():
-    other = Other()
-    other.receive(*(ready(b"w%d" % number, b"s%d" % number) for number in range(1500)))
-    assert [len(other.wait()) for _ in range(3)] == [1000, 500, 0]
-
-
 def test_names_that_only_clients_use_do_not_delay_announcements():
     mesh = pair()
     mesh.receive("b", *(each for n in range(1500) for each in (request(n, service=b"%d" % n), cancel(n))))
@@ -1576,13 +1492,6 @@ def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
     packed.ready(1, b"echo", b'{"hops":1,"free":1}')
     assert turns.receive(broker, packed.messages()[0], NOW, role) == []
     assert list(broker.directory.reachable) == [b"echo"]  # which a shop may not offer
-
-
-def test_a_link_stays_while_its_role_may_link():
-    mesh = secured()
-    mesh.route("b", turns.grant(mesh["b"], ACCESS, mesh.now))
-    assert trouble_of(mesh) == [""]
-    assert len(work(mesh.receive("a", request(), role="shop")["b"])) == 1
 
 
 @pytest.mark.parametrize(
