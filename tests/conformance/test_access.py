@@ -1,4 +1,4 @@
-"""Keys, roles and limits of a broker with an access file: the table in docs/how-to/security.md, over real sockets.
+"""Keys of a broker with an access file, over real sockets; `tests/mdp/broker/test_roles.py` has what roles may do.
 
 Roles that a test does not describe otherwise have `mmi = "all"`, since peers ask the broker to find out that nothing
 arrives (`Peer.sync`).
@@ -249,7 +249,7 @@ def answers(client: Client) -> bool:
 # ── whose something is (C45) ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c45_a_routing_id_in_use_cannot_be_taken_with_another_key(start: Start) -> None:
+def test_a_routing_id_in_use_cannot_be_taken_with_another_key(start: Start) -> None:
     # C45, C39
     guarded = start(shop=SHOP, farm=FARM, mall=SHOP)
     shop = guarded.connect(X1Client, "shop", identity=b"shop-1").sync()

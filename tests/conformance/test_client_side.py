@@ -6,7 +6,7 @@ from support.processes import TIMEOUT_SECONDS
 from zmdp.clients import Client
 
 
-def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
+def test_a_request_has_no_leading_empty_frame(router, pool):
     with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"one", b"two")
         sender, *frames = router.recv()
@@ -15,7 +15,7 @@ def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
         assert reply.result() == [b"done"]
 
 
-def test_c3_partials_are_streamed_until_the_final(router, pool):
+def test_partials_are_streamed_until_the_final(router, pool):  # C3
     with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         parts = client.stream("count", b"x")
         first = pool.submit(next, parts)
@@ -39,7 +39,7 @@ def test_c3_partials_are_streamed_until_the_final(router, pool):
         [b"\xff" * 300],
     ],
 )
-def test_c4_a_message_that_is_not_a_reply_to_the_request_is_ignored(router, pool, noise):
+def test_a_message_that_is_not_a_reply_to_the_request_is_ignored(router, pool, noise):  # C4
     with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         sender, *_ = router.recv()
@@ -48,7 +48,7 @@ def test_c4_a_message_that_is_not_a_reply_to_the_request_is_ignored(router, pool
         assert reply.result() == [b"done"]
 
 
-def test_c5_a_silent_broker_gets_the_request_again_on_a_new_connection(router, pool):
+def test_a_silent_broker_gets_the_request_again_on_a_new_connection(router, pool):  # C5
     with Client(router.endpoint, timeout=0.1, retries=2, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         first, *frames = router.recv()
@@ -58,7 +58,7 @@ def test_c5_a_silent_broker_gets_the_request_again_on_a_new_connection(router, p
         assert reply.result() == [b"done"]
 
 
-def test_c5_a_late_reply_is_not_taken_for_the_next_requests(router, pool):
+def test_a_late_reply_is_not_taken_for_the_next_requests(router, pool):  # C5
     with Client(router.endpoint, timeout=0.05, retries=0, protocol="0.2") as client:
         given_up = pool.submit(client.request, "echo", b"one")
         first, *_ = router.recv()
@@ -71,7 +71,7 @@ def test_c5_a_late_reply_is_not_taken_for_the_next_requests(router, pool):
         assert reply.result() == [b"to two"]
 
 
-def test_c24_a_0_1_client_sends_and_takes_the_leading_empty_frame(router, pool):
+def test_a_0_1_client_sends_and_takes_the_leading_empty_frame(router, pool):  # C24
     with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.1") as client:
         reply = pool.submit(client.request, "echo", b"x")
         sender, *frames = router.recv()

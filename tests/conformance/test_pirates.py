@@ -106,7 +106,7 @@ def test_each_endpoint_has_its_own_service(start: Start) -> None:
 # ── bad input and limits ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c39_the_same_routing_id_at_several_sockets_is_several_peers(start: Start) -> None:
+def test_the_same_routing_id_at_several_sockets_is_several_peers(start: Start) -> None:  # C39
     bench = start(pirates=[*ECHO, *ECHO])
     endpoints = [bench.endpoint, *bench.server.pirate_endpoints]
     with (

@@ -222,7 +222,7 @@ def held_by_a_worker():
         [b"c", C02, b"\x01", b"echo", b"x"],
     ],
 )
-def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
+def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):  # C45
     broker = held_by_a_worker()
     before = broker.directory.workers[b"w"].last_seen, broker.registry.request_bytes
     assert turns.receive(broker, message, 1, broker.roles.named("ops")) == []

@@ -70,7 +70,7 @@ FROM_PEER = {
 
 
 @pytest.mark.parametrize(("frames", "command"), FROM_PEER.values(), ids=FROM_PEER)
-def test_what_a_peer_sent_is_decoded(frames, command):
+def test_what_a_peer_sent_is_decoded(frames, command):  # C2, C7, C24, C32, C33
     read = from_peer(*frames)
     assert (type(read), read) == (type(command), command)
 
@@ -428,7 +428,7 @@ FROM_BROKER = {
 
 
 @pytest.mark.parametrize(("frames", "command"), FROM_BROKER.values(), ids=FROM_BROKER)
-def test_what_a_broker_sent_is_decoded(frames, command):
+def test_what_a_broker_sent_is_decoded(frames, command):  # C3, C7, C24
     read = from_broker(*frames)
     assert (type(read), read) == (type(command), command)
 
@@ -532,7 +532,7 @@ ENCODED = {
 
 
 @pytest.mark.parametrize(("message", "frames"), ENCODED.values(), ids=ENCODED)
-def test_what_is_sent_is_the_specified_layout(message, frames):
+def test_what_is_sent_is_the_specified_layout(message, frames):  # C1, C2, C3, C7, C24, C44
     assert message == frames
 
 
