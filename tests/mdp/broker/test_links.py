@@ -17,7 +17,6 @@ from support.x1_messages import (
     error,
     feed,
     final,
-    heartbeat,
     leave,
     packed,
     part,
@@ -230,26 +229,6 @@ def test_the_ttl_is_what_is_left():
 # ── the end of links and workers ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request_is_placed_again_when_its_link_breaks():
-    mesh = pair()
-    mesh.receive("a", request())
-    sent = mesh.cut("a", mesh.identity)
-    assert not mesh["b"].directory.clients
-    assert sent["b"] == [withdraw(1001)]
-    assert mesh["a"].registry.queued == 1
-    (address,) = work(mesh.receive("a", ready())["a"])
-    assert mesh.receive("a", final(address))["a"] == [answer()]
-
-
-def test_a_stream_ends_with_its_link():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    mesh.receive("b", partial(address))
-    assert mesh.cut("a", mesh.identity)["a"] == [
-        error(502, "its worker was lost after a PARTIAL, so it cannot be retried")
-    ]
-
-
 def test_each_link_has_pauses_of_its_own():
     mesh = Mesh("a")
     one, other = (mesh["a"].add_link("peer", None, f"tcp://{name}") for name in "xy")
@@ -445,13 +424,6 @@ def test_a_broker_is_not_linked_to_itself():
     assert trouble(mesh, "a") == ["broker a cannot be linked to itself"]
 
 
-def test_two_brokers_of_the_same_name_are_not_linked():
-    mesh = Mesh("a", "b")
-    mesh["b"].links.name = "a"
-    mesh.link("a", "b")
-    assert trouble(mesh, "a") == ["both brokers are named a: start one with another --name"]
-
-
 def test_two_brokers_of_the_same_name_are_not_linked_to_a_third():
     mesh = Mesh("a", "b", "c")
     mesh["c"].links.name = "b"
@@ -568,16 +540,6 @@ def test_a_silent_link_ends():
     assert mesh["a"].registry.queued == 1
 
 
-def test_heartbeats_keep_a_link():
-    mesh = pair()
-    for _ in range(20):
-        mesh.receive("b", heartbeat())
-        mesh.wait(1.0)
-    assert trouble(mesh, "a") == trouble(mesh, "b") == [""]
-    assert len(work(mesh.receive("a", request())["b"])) == 1
-    assert mesh["a"].stats.disconnected == mesh["b"].stats.disconnected == {}
-
-
 def test_a_connection_that_is_no_link_any_longer_is_told_so():
     mesh = Mesh("a")
     packed = batch.Batch((b"x",), b"MDPCL1")
@@ -613,12 +575,6 @@ def test_the_role_of_the_client_holds_at_every_broker():
     assert json.loads(mesh.receive("a", request(client=b"d", service=b"other"), role="staff")["b"][0][5]) == {
         "user": "staff", "admin": True,
     }  # fmt: skip
-
-
-def test_a_broker_refuses_what_its_own_file_does_not_allow():
-    mesh = secured(shop=Permissions("shop", call=("else",)))
-    (refused,) = mesh.receive("a", request(), role="shop")["a"]
-    assert refused[1:4] == ("ERROR", 1, 403)
 
 
 def test_only_a_role_with_link_may_link():
@@ -725,21 +681,6 @@ def test_a_broker_answers_probes_only_when_its_links_have_announced_everything()
     mesh.route("b", [announced])
     assert probed(mesh) == COMES_BACK
     assert mesh.receive("a", request(wait=False))["b"]
-
-
-def test_a_broker_whose_link_fails_answers_probes():
-    mesh, identity = held_back()
-    turns.link_opened(mesh["a"], identity, mesh.now)
-    assert probed(mesh) == STAYS_AWAY
-    turns.link_failed(mesh["a"], identity, "nothing is listening there", mesh.now)
-    assert probed(mesh) == COMES_BACK
-
-
-def test_a_second_link_between_two_brokers_does_not_delay_answers_to_probes():
-    mesh = pair()
-    mesh.link("a", "b")
-    mesh.wait()
-    assert probed(mesh) == COMES_BACK
 
 
 def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_long():
@@ -938,13 +879,6 @@ def test_a_malformed_request_over_a_link_is_answered(record, reason):
     assert not other.broker.directory.clients
 
 
-def test_a_number_is_in_use_over_a_link_as_well():
-    other = Other()
-    other.receive(ready())
-    assert other.say(AS_CLIENT, asks(), asks()) == [refused(400, "number-in-use", "broker a: malformed: number-in-use")]
-    assert len(work(other.sent)) == 1
-
-
 def test_a_request_over_a_link_has_the_limits_of_every_broker():
     other = Other(limits=Limits(max_message=1000))
     other.receive(ready())
@@ -1106,19 +1040,6 @@ def test_a_reply_in_pieces_is_put_together_for_a_client_that_takes_one():
     (address,) = work(mesh.receive("a", [b"c", b"", b"MDPC01", b"echo", b"x"])["b"])
     assert mesh.receive("b", partial(address, body=b"part"))["a"] == []
     assert mesh.receive("b", final(address, body=b"done"))["a"] == [[b"c", b"", b"MDPC01", b"echo", b"part", b"done"]]
-
-
-def test_what_a_client_that_takes_one_reply_gets_through_a_link_is_limited():
-    mesh = Mesh("a", "b", limits=Limits(max_message=1000))
-    mesh.link("a", "b")
-    mesh.receive("b", ready())
-    mesh.wait()
-    (address,) = work(mesh.receive("a", [b"c", b"", b"MDPC01", b"echo", b"x"])["b"])
-    mesh.receive("b", partial(address, body=b"x" * 600))
-    sent = mesh.receive("b", partial(address, body=b"x" * 600))
-    assert sent["a"] == []
-    assert sent["b"] == [withdraw(address)]
-    assert mesh["a"].stats.dropped == {"reply-too-large": 1}
 
 
 # ── requests that cannot be passed on ────────────────────────────────────────────────────────────────────────────────
@@ -1629,14 +1550,6 @@ def test_a_broker_that_has_answered_gets_what_it_can_take():
     assert len(given) == MORE + 1 - MAX_UNANSWERED
 
 
-def test_what_is_returned_makes_room_at_a_broker_that_has_not_answered():
-    other = Other()
-    other.say(AS_WORKER, offers(credit=MORE, free=MORE), offers(b"other", credit=9, free=9))
-    first, *_ = given_ids(other.take(asked(MAX_UNANSWERED)))
-    assert given_ids(other.take(request(MORE + 1, service=b"other"))) == []
-    assert len(given_ids(other.say(AS_WORKER, ("signal", 11, first)))) == 1
-
-
 def test_a_link_that_speaks_as_a_client_remains_a_link():
     mesh = Mesh("a", "b")
     identity = mesh.link("a", "b")
@@ -1681,13 +1594,6 @@ def test_a_broker_that_is_addressed_tells_which_brokers_know_more():
     nothing = {"service": "echo", "workers": 0, "abouts": []}
     assert described(mesh, "a1", broker="r") == {**nothing, "broker": "r", "brokers": ["b"]}
     assert described(mesh, "a1", broker="a1") == {**nothing, "broker": "a1", "brokers": ["a"]}
-
-
-def test_workers_here_are_described_here():
-    mesh = described_tree(a={"version": "2"}, b1={"version": "1"})
-    found = described(mesh, "a")
-    assert (found["broker"], found["brokers"]) == ("a", ["r"])
-    assert found["abouts"] == [{"workers": 1, "about": {"version": "2"}}]
 
 
 def test_a_question_about_a_service_names_the_broker_that_is_lost():

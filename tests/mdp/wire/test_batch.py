@@ -335,33 +335,14 @@ RAW = b'{"ttl":5,"wait":false}'
 INFORMED = b'{"credit":5,"name":"w","host":"h","pid":7,"version":"1","dialect":true,"hops":1,"free":2}'
 VIEW = memoryview(b"L" * SHARED)
 
-READ = {  # direction, records, attachments; and what is read
+READ = {  # direction, records, attachments; and what is read, beside what the property above packs and reads
     "nothing": ("from_client", b"", [], []),
     # from a client
-    "REQUEST": ("from_client", request(), [], [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 7)]),
-    "REQUEST with a ttl": (
-        "from_client",
-        request(ttl=1500),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 7, 1.5)],
-    ),
     "REQUEST with options, whose ttl is not X1's": (
         "from_client",
         request(options=RAW),
         [],
         [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, False), 7)],
-    ),
-    "REQUEST with both": (
-        "from_client",
-        request(ttl=0xFFFFFFFF, options=RAW),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, False), 7, 4294967.295)],
-    ),
-    "a number of 64 bits": (
-        "from_client",
-        request(LARGEST) + record(5, 1 << 62),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, LARGEST), wire.Cancel(ROUTE, CX1, 1 << 62)],
     ),
     "attachments, in order": (
         "from_client",
@@ -386,19 +367,6 @@ READ = {  # direction, records, attachments; and what is read
         [wire.Request(ROUTE, CX1, b"echo", [b"x" * MAX_BODY, b"", b"", b""], NO_OPTIONS, 7)],
     ),
     # from a worker
-    "PARTIAL": ("from_worker", record(3, 7, body(b"x")), [], [wire.Reply(ROUTE, WX1, False, 7, [b"x"])]),
-    "FINAL": ("from_worker", record(4, LARGEST, body(None)), [VIEW], [wire.Reply(ROUTE, WX1, True, LARGEST, [VIEW])]),
-    "ERROR": ("from_worker", error(7, text=b"\xff"), [], [wire.Error(ROUTE, WX1, 7, 500, b"\xff", [])]),
-    "ERROR with a detail": (
-        "from_worker",
-        error(7, code=999, rest=body(None)),
-        [VIEW],
-        [wire.Error(ROUTE, WX1, 7, 999, b"why", [VIEW])],
-    ),
-    "ERROR with an empty detail": (
-        "from_worker", error(7, code=0, text=b"", rest=body(b"")), [], [wire.Error(ROUTE, WX1, 7, 0, b"", [b""])]
-    ),
-    "READY": ("from_worker", ready(64), [], [wire.Ready(ROUTE, WX1, b"echo", 64)]),
     "READY with options, whose credit is not X1's": (
         "from_worker",
         ready(0, options=INFORMED),
@@ -409,8 +377,6 @@ READ = {  # direction, records, attachments; and what is read
         "from_worker", ready(options=b'{"about": {"version": "1", "codec": "json"}}'), [],
         [wire.Ready(ROUTE, WX1, b"echo", 1, about=b'{"version":"1","codec":"json"}')],
     ),
-    "CREDIT": ("from_worker", record(10, 0, b"\xff\xff\xff\xff"), [], [wire.Credit(ROUTE, WX1, 0xFFFFFFFF)]),
-    "RELEASE": ("from_worker", record(11, 1 << 63), [], [wire.Release(ROUTE, WX1, 1 << 63)]),
     "DISCONNECT": ("from_worker", record(6, 0), [], [wire.Disconnect(ROUTE, WX1)]),
     "DISCONNECT with a text": (
         "from_worker", record(6, 0, b"a\xffb") + record(11, 7), [],
@@ -421,36 +387,12 @@ READ = {  # direction, records, attachments; and what is read
         [wire.Disconnect(ROUTE, WX1, b"x" * x1.MAX_TEXT)],
     ),
     # to a client
-    "PARTIAL to a client": ("to_client", record(2, 7, body(b"x")), [], [wire.Reply((), CX1, False, 7, [b"x"])]),
-    "FINAL to a client": (
-        "to_client",
-        record(3, LARGEST, body(*[b""] * 9)),
-        [],
-        [wire.Reply((), CX1, True, LARGEST, [b""] * 9)],
-    ),
-    "ERROR to a client": (
-        "to_client",
-        error(4, text=b"a\xffb"),
-        [],
-        [wire.Error((), CX1, 7, 500, b"a\xffb", [])],
-    ),
-    "ERROR with a detail to a client": (
-        "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, 7, 500, b"", [b"d"])]
-    ),
     "LIMITS to a client": (
         "to_client", record(6, 0, bytes(5) + b"\1\0\0\0\0\4\0"), [], [wire.Limits((), CX1, 1 << 16, 1024)]
     ),
     "DISCONNECT to a client": ("to_client", record(7, 0), [], [wire.Disconnect((), CX1)]),
     "DISCONNECT with a text to a client": ("to_client", record(7, 0, b"why"), [], [wire.Disconnect((), CX1, b"why")]),
     # to a worker
-    "REQUEST to a worker": ("to_worker", work(), [], [wire.Request((), WX1, b"", [b"x"], NO_OPTIONS, 7, None, 1)]),
-    "REQUEST to a worker with all of it": (
-        "to_worker",
-        work(LARGEST, 1500, 255, RAW, body(None, b"x")),
-        [VIEW],
-        [wire.Request((), WX1, b"", [VIEW, b"x"], Options(RAW, False), LARGEST, 1.5, 255)],
-    ),
-    "CANCEL to a worker": ("to_worker", record(8, 7), [], [wire.Cancel((), WX1, 7)]),
     "DISCONNECT to a worker": ("to_worker", record(6, 0), [], [wire.Disconnect((), WX1)]),
     "DISCONNECT with a text to a worker": ("to_worker", record(6, 0, b"why"), [], [wire.Disconnect((), WX1, b"why")]),
 }  # fmt: skip
