@@ -214,18 +214,6 @@ def user_told(worker: Any, *body: bytes) -> dict[str, Any]:
 # ── connect ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_only_a_known_key_connects_and_only_to_the_broker_it_expects(start: Start) -> None:
-    guarded = start(shop=SHOP)
-    shop, stranger = guarded.keys("shop"), guarded.keys("stranger")
-    wrong_broker = ClientKeys(shop.public, shop.secret, stranger.public)
-    stolen = ClientKeys(shop.public, stranger.secret, shop.server)
-    assert guarded.attempt(shop) == zmq.EVENT_HANDSHAKE_SUCCEEDED
-    for keys in (None, stranger, wrong_broker, stolen):
-        assert guarded.attempt(keys) != zmq.EVENT_HANDSHAKE_SUCCEEDED
-    assert f"unknown key {stranger.public.decode()}" in guarded.log.text
-    assert shop.public.decode() not in guarded.log.text
-
-
 def test_each_role_has_its_maximum_of_connections(start: Start) -> None:
     guarded = start(shop={**SHOP, "connections": 2}, mall=SHOP)
     kept = [guarded.connect(Client, "shop").sync() for _ in range(2)]

@@ -150,13 +150,6 @@ def test_a_duplicated_reply_is_dropped(reply):  # C32: seen: the next request go
     assert broker.stats.late == 1
 
 
-def test_a_duplicated_reply_of_an_idle_worker_is_dropped():  # C32
-    broker = broker_with(b"w")
-    assert feed(broker, request(), final(), final()) == [work(), answer()]
-    assert broker.stats.late == 1
-    assert turns.receive(broker, request(), now=0) == [work(address=2)]
-
-
 def test_a_reply_to_a_dispatch_of_another_worker_is_dropped():  # C32
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"c"), request(b"d"))
@@ -409,18 +402,6 @@ def test_an_idle_worker_has_no_grace(protocol):  # C34
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
-def test_the_grace_ends_with_the_request():  # C34
-    broker = broker_with(b"w", heartbeat=1, liveness=3, busy_grace=60)
-    feed(broker, request())
-    turns.tick(broker, 20)
-    assert feed(broker, final(), now=20) == [answer()]
-    turns.tick(broker, 21.06)
-    turns.tick(broker, 22.9)
-    assert list(broker.directory.workers) == [b"w"]
-    turns.tick(broker, 23.2)
-    assert list(broker.directory.workers) == []
-
-
 def test_a_grace_shorter_than_the_liveness_shortens_nothing():  # C34
     broker = broker_with(b"w", heartbeat=1, liveness=5, busy_grace=1)
     feed(broker, request())
@@ -465,14 +446,6 @@ def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
     assert turns.tick(broker, 100) == []
     assert books(broker) == ([b"echo"], [], 1, 0)
     assert turns.receive(broker, ready(b"w5"), now=100) == [work(b"w5", 2)]
-
-
-def test_a_request_survives_when_the_worker_that_had_it_dies_after_the_last_idle_one():  # C17
-    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
-    assert feed(broker, request(b"c"), request(b"d"), final(b"w1")) == [work(b"w1"), work(b"w2", 2), answer()]
-    assert turns.tick(broker, 100) == []
-    assert books(broker) == ([b"echo"], [], 1, 0)
-    assert turns.receive(broker, ready(b"w3"), now=100) == [work(b"w3", 3)]
 
 
 def test_the_silence_of_a_worker_overdue_when_it_got_the_request_does_not_count():  # C17
@@ -630,15 +603,6 @@ def test_a_lost_workers_request_goes_before_all_that_wait(lose, told):  # C17
     feed(broker, request(b"c", b"1"), request(b"d", b"2"), request(b"e", b"3"), request(b"c", b"4"))
     assert lose(broker) == told
     assert turns.receive(broker, final(b"w2", 2), now=5.1) == [answer(b"d"), work(b"w2", 3, b"1")]
-
-
-@each_loss
-def test_a_lost_workers_request_waits_for_the_next_worker(lose, told):  # C17
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(), disconnect(b"w2"), ready(b"w2", b"sum"))
-    assert lose(broker) == told
-    assert books(broker) == ([b"echo", b"sum"], [b"w2"], 1, 0)
-    assert turns.receive(broker, ready(b"w3"), now=5.1) == [work(b"w3", 2)]
 
 
 @each_loss
@@ -848,12 +812,6 @@ def test_a_client_leaves_memory_for_others():  # C40
     assert 45_000 < half <= 51_000
     feed(broker, *[request(b"other", body=b"x" * 1000)] * 100)
     assert 20_000 < broker.registry.request_bytes - half <= 26_000
-
-
-def test_clients_behind_a_proxy_share_what_its_connection_may_take():  # C36, C40
-    broker = new_broker(max_request_bytes=100_000)
-    feed(broker, *[[b"p", b"%d" % n, b"", *request(body=b"x" * 1000)[1:]] for n in range(100)])
-    assert 45_000 < broker.registry.request_bytes <= 51_000
 
 
 def test_a_client_shares_it_with_those_behind_its_connection():  # C36, C40

@@ -99,13 +99,6 @@ def test_a_worker_without_credit_gets_nothing_until_it_gives_some():
     assert feed(broker, credit(5)) == [work(2)]
 
 
-def test_credit_is_absolute():
-    broker = broker_with((b"w", 2))
-    assert len(feed(broker, *map(request, range(1, 7)))) == 2
-    assert feed(broker, credit(3), credit(3)) == [work(3)]
-    assert feed(broker, credit(5)) == [work(4), work(5)]
-
-
 def test_less_credit_than_a_worker_holds_takes_nothing_back():
     broker = broker_with((b"w", 3))
     feed(broker, *map(request, range(1, 6)))
@@ -144,14 +137,6 @@ def test_a_released_request_goes_to_another_worker_and_is_no_attempt():
     assert broker.stats.dropped == {}
 
 
-def test_a_released_request_goes_before_those_that_wait():
-    broker = broker_with((b"w", 2))
-    feed(broker, *map(request, range(1, 4)), request(4, b"d"))
-    assert turn(broker, credit(1), release(2)) == []
-    assert waiting(broker) == [[], [2, 3, 4]]
-    assert feed(broker, final(1)) == [answer(1), work(3, 2)]
-
-
 def test_a_request_that_was_released_cannot_be_answered():  # C32
     broker = broker_with((b"w", 1), (b"v", 1))
     feed(broker, request(1), release(1))
@@ -178,13 +163,6 @@ def test_release_of_what_was_cancelled_frees_the_credit():
     broker = broker_with((b"w", 1))
     feed(broker, request(1), cancel(1), request(2))
     assert feed(broker, release(1)) == [work(2)]
-
-
-def test_a_released_request_whose_time_has_passed():
-    broker = broker_with((b"w", 1), heartbeat=10)
-    feed(broker, request(1, ttl=1000))
-    assert errors(feed(broker, release(1), now=1)) == [(b"c", 1, 408)]
-    assert broker.directory.clients == {}
 
 
 def test_a_released_request_expires_as_one_that_waits():  # C12
@@ -225,14 +203,6 @@ def test_a_worker_that_leaves_finishes_what_it_holds():
     assert broker.stats.redispatched == 0
 
 
-def test_a_worker_that_leaves_may_release_what_it_holds():
-    broker = broker_with((b"w", 2), (b"v", 1))
-    feed(broker, request(1, b"d"), request(2), request(3))
-    sent = turn(broker, leave(), release(3), final(1))
-    assert sent == [answer(1, client=b"d"), disconnected()]
-    assert feed(broker, final(2, b"v")) == [answer(2), work(4, 3, b"v")]
-
-
 def test_a_second_disconnect_changes_nothing():
     broker = broker_with((b"w", 1))
     assert feed(broker, request(1), leave(), leave()) == [work(1)]
@@ -246,14 +216,6 @@ def test_a_worker_that_leaves_is_heartbeated_and_held_to_its_liveness():  # C13,
     feed(broker, heartbeat(b"v"), now=2)
     assert work(2, 1, b"v", attempt=2) in told(turns.tick(broker, 3.1))
     assert broker.stats.lost == {Loss.SILENT: 1}
-
-
-def test_a_worker_is_gone_in_the_turn_in_which_it_has_finished():
-    broker = broker_with((b"w", 1))
-    feed(broker, request(1), leave())
-    broker.receive(final(1), 0)
-    assert told(turns.gone(broker, b"w", 0)) == [answer(1)]
-    assert broker.stats.lost == {Loss.UNREACHABLE: 1}
 
 
 def test_a_service_whose_workers_all_leave_is_not_there_any_more():  # C26
@@ -346,13 +308,6 @@ def test_an_envelope_of_an_empty_frame_is_no_other_worker():  # C36
     assert [each[:2] for each in turns.receive(broker, without, 0)] == [[b"w", b"MDPWX1"]]
     assert broker.stats.disconnected == {Refusal.SECOND_READY: 1}
     assert broker.directory.workers == {}
-
-
-def test_what_is_unexpected_of_one_is_no_matter_of_the_others():  # C14
-    broker = broker_with((A, 1), (B, 1))
-    assert feed(broker, ready(A), final(99, B)) == [disconnected(A), disconnected(B)]
-    assert broker.stats.disconnected == {Refusal.SECOND_READY: 1, Refusal.NO_REQUEST: 1}
-    assert broker.directory.proxies == {}
 
 
 def test_each_worker_behind_a_proxy_has_its_own_heartbeats():  # C13

@@ -182,17 +182,6 @@ def test_local_workers_come_first_then_others_with_free_credit():
     assert mesh["a"].registry.queued == 1  # both workers are busy, and there is a local one
 
 
-def test_a_service_without_local_workers_waits_where_its_workers_are():
-    mesh = pair()
-    mesh.receive("b", ready(b"w2"))
-    mesh.wait()
-    sent = mesh.receive("a", *(request(number) for number in range(1, 6)))
-    assert len(work(sent["b"])) == len(work(sent["b"], b"w2")) == 1
-    assert mesh["a"].registry.queued == 3  # as many as their credit are passed on
-    sent = mesh.receive("b", final(work(sent["b"])[0]))
-    assert len(work(sent["b"])) == 1
-
-
 @pytest.mark.parametrize("kind", ["peer", "parent"])
 def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     mesh = Mesh("a", "b", "c", "d")
@@ -204,16 +193,6 @@ def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     mesh.wait()
     sent = mesh.receive("a", *(request(number) for number in range(1, 7)))
     assert [len(work(sent[name])) for name in "bcd"] == [1, 3, 2]
-
-
-def test_a_cancelled_request_is_cancelled_where_it_is():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    sent = mesh.receive("a", cancel())
-    assert sent["a"] == [error(499, "cancelled")]
-    assert sent["b"] == [withdraw(address)]
-    mesh.receive("b", final(address))
-    assert mesh["a"].registry.running == mesh["b"].registry.running == 0
 
 
 def test_the_ttl_is_what_is_left():
@@ -239,23 +218,6 @@ def test_each_link_has_pauses_of_its_own():
     assert link_events(mesh["a"]) == [CloseLink(one), CloseLink(other)]
     turns.tick(mesh["a"], mesh["a"].links.by_identity[one].retry_at)
     assert link_events(mesh["a"]) == [OpenLink(one)]
-
-
-def test_a_link_is_opened_again_after_a_pause_and_for_ever():
-    mesh = pair()
-    mesh.cut("a", mesh.identity)
-    for _ in range(20):
-        turns.tick(mesh["a"], mesh.now)
-        assert link_events(mesh["a"]) == [CloseLink(mesh.identity)]
-        mesh.now = mesh["a"].links.by_identity[mesh.identity].retry_at
-        turns.tick(mesh["a"], mesh.now)
-        assert link_events(mesh["a"]) == [OpenLink(mesh.identity)]
-        turns.link_failed(mesh["a"], mesh.identity, "nothing answers", mesh.now)
-    mesh.now += 10
-    mesh.open("a", mesh.identity, "b")
-    mesh.receive("b", ready(b"w2"))
-    mesh.wait()
-    assert len(work(mesh.receive("a", request())["b"], b"w2")) == 1
 
 
 def test_links_that_end_leave_no_cycles():
@@ -313,16 +275,6 @@ def test_a_draining_broker_withdraws_its_services_and_returns_requests():
     assert mesh.ask("a", b"mmi.services")["services"][0]["remote_credit"] == 0
     assert mesh.receive("b", final(1001))["a"] == [answer()]
     assert mesh["b"].drained
-
-
-def test_a_closing_broker_returns_what_it_has():
-    mesh = pair()
-    mesh.receive("a", request(1))
-    mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route("b", turns.close(mesh["b"], mesh.now))
-    assert mesh.sent["a"] == []
-    assert mesh["a"].registry.queued == 1
-    assert mesh.ask("a", b"mmi.brokers")["links"][0]["trouble"] == "the other broker has shut down"
 
 
 def test_a_closing_broker_ends_what_it_has_passed_on():
@@ -1198,15 +1150,6 @@ def test_many_services_are_announced_in_parts():
     mesh.wait()
     assert len(mesh["a"].directory.reachable) == 1501
     assert probed(mesh) == COMES_BACK
-
-
-def test_names_that_only_clients_use_do_not_delay_announcements():
-    mesh = pair()
-    mesh.receive("b", *(each for n in range(1500) for each in (request(n, service=b"%d" % n), cancel(n))))
-    mesh.receive("b", ready(b"v", b"new"))
-    mesh.wait()
-    assert set(mesh["a"].directory.reachable) == {b"echo", b"new", b"mmi.broker.b"}
-    assert [link.dirty for link in mesh["b"].links.by_identity.values()] == [{}]
 
 
 def test_the_deadline_is_when_something_can_be_announced():
