@@ -1,11 +1,18 @@
-"""Every dialect over one real socket: bytes as the specifications write them, and any client with any worker."""
+"""Every dialect over real sockets: bytes as the specifications write them, and any client with any worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import zmq
 from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.processes import TIMEOUT_SECONDS
+from support.router import Router
+
+from zmdp.clients import Client as ZmdpClient
+from zmdp.workers import Request
+from zmdp.workers import Worker as ZmdpWorker
 
 
 def test_the_layouts_of_mdp_02(bench: Bench) -> None:
@@ -101,3 +108,53 @@ def test_a_worker_that_repeats_every_message_misleads_none_of_twenty_callers(
         client.final(b"echo", b"reply to %d" % number)
         client.nothing()
     assert bench.stats()["late"] == 20
+
+
+# ── our own client and worker, and a broker by hand ──────────────────────────────────────────────────────────────────
+
+
+def test_our_client_sends_and_takes_the_frames_of_mdp_02(router: Router, pool: ThreadPoolExecutor) -> None:
+    # C1, C2, C3, C4: and ignores whatever else arrives
+    with ZmdpClient(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
+        parts = client.stream("count", b"one", b"two")
+        first = pool.submit(next, parts)
+        sender, *frames = router.recv()
+        assert frames == [b"MDPC02", b"\x01", b"count", b"one", b"two"]
+        for noise in ([b"MDPC02"], [b"MDPC02", b"\x03", b"other", b"x"], [b"MDPC01", b"count", b"x"], [b"", b""]):
+            router.send(sender, *noise)
+        router.send(sender, b"MDPC02", b"\x02", b"count", b"1")
+        assert (list(first.result()), first.result().final) == ([b"1"], False)
+        router.send(sender, b"MDPC02", b"\x03", b"count", b"end", b"")
+        assert [(list(part), part.final) for part in parts] == [([b"end", b""], True)]
+
+
+def test_our_client_sends_and_takes_the_frames_of_mdp_01(router: Router, pool: ThreadPoolExecutor) -> None:
+    # C24
+    with ZmdpClient(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.1") as client:
+        reply = pool.submit(client.request, "echo", b"x")
+        sender, *frames = router.recv()
+        assert frames == [b"", b"MDPC01", b"echo", b"x"]
+        router.send(sender, b"", b"MDPC01", b"echo", b"done")
+        assert reply.result() == [b"done"]
+
+
+def test_our_worker_sends_and_takes_the_frames_of_mdp_02(router: Router) -> None:
+    # C6, C7, C8, C9, C10, C13
+    def counting(request: Request) -> Iterator[bytes]:
+        yield b"1"
+        yield b"2"
+        return list(request)  # type: ignore[return-value]
+
+    with ZmdpWorker("count", counting, broker=router.endpoint, protocol="0.2", heartbeat=0.05, liveness=1000):
+        sender, *frames = router.recv()
+        assert frames == [b"MDPW02", b"\x01", b"count"]
+        assert [router.recv() for _ in range(3)] == [[sender, b"MDPW02", b"\x05"]] * 3
+        router.send(sender, b"MDPW02", b"\x02", b"\x00client", b"", b"a", b"b")
+        head = [sender, b"MDPW02"]
+        assert router.command() == [*head, b"\x03", b"\x00client", b"", b"1"]
+        assert router.command() == [*head, b"\x03", b"\x00client", b"", b"2"]
+        assert router.command() == [*head, b"\x04", b"\x00client", b"", b"a", b"b"]
+        router.send(sender, b"MDPW02", b"\x06")
+        again, *frames = router.command()
+        assert (again != sender, frames) == (True, [b"MDPW02", b"\x01", b"count"])
+    assert router.command() == [again, b"MDPW02", b"\x06"]

@@ -14,7 +14,6 @@ from zmdp.mdp.wire import (
     CX1,
     MAX_NESTING,
     MAX_OPTIONS,
-    NO_OPTIONS,
     W01,
     W02,
     WL1,
@@ -410,28 +409,6 @@ def test_the_body_is_not_searched_for_a_header():
 
 
 # ── the broker to a client or a worker ───────────────────────────────────────────────────────────────────────────────
-
-FROM_BROKER = {
-    "0.2 PARTIAL": ([C02, b"\x02", b"echo", b"x"], wire.Reply((), C02, False, None, [b"x"], b"echo")),  # C3
-    "0.2 FINAL": ([C02, b"\x03", b"echo", b"x", b""], wire.Reply((), C02, True, None, [b"x", b""], b"echo")),
-    "0.1 reply": ([b"", C01, b"echo", b"x"], wire.Reply((b"",), C01, True, None, [b"x"], b"echo")),  # C24
-    "0.2 REQUEST": ([W02, b"\x02", b"c", b"", b"x"], wire.Request((), W02, b"", [b"x"], NO_OPTIONS, b"c")),  # C7
-    "0.2 HEARTBEAT": ([W02, b"\x05"], wire.Heartbeat((), W02)),
-    "0.2 DISCONNECT": ([W02, b"\x06"], wire.Disconnect((), W02)),
-    "0.1 REQUEST": (
-        [b"", W01, b"\x02", b"c", b"", b"x"],
-        wire.Request((b"",), W01, b"", [b"x"], NO_OPTIONS, b"c"),
-    ),  # C24
-    "0.1 HEARTBEAT": ([b"", W01, b"\x04"], wire.Heartbeat((b"",), W01)),
-    "0.1 DISCONNECT": ([b"", W01, b"\x05"], wire.Disconnect((b"",), W01)),
-}
-
-
-@pytest.mark.parametrize(("frames", "command"), FROM_BROKER.values(), ids=FROM_BROKER)
-def test_what_a_broker_sent_is_decoded(frames, command):  # C3, C7, C24
-    read = from_broker(*frames)
-    assert (type(read), read) == (type(command), command)
-
 
 NOT_FROM_BROKER = {
     "0.2 client, header only": ([C02], Reason.TOO_FEW_FRAMES),
