@@ -12,7 +12,6 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
-from fuzz_batch import message_of
 from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp import wire
@@ -393,7 +392,7 @@ ODD: Final = [b"", b"\0", b"\xff", b"0", b"-1", b"00", b"9" * 20, b"9" * 5000, b
 
 
 def mutated_messages(endpoint: str, amount: int, rng: Random) -> None:
-    """Valid messages of every dialect with something wrong somewhere (C15)."""
+    """Valid messages of every dialect with something wrong somewhere (C15, C43)."""
     for _ in range(10):
         peer = Peer(endpoint)
         peer.flood(_mutated(rng) for _ in range(amount // 10))
@@ -415,14 +414,6 @@ def _mutated(rng: Random) -> Message:
             [bytes(byte ^ (1 << rng.randrange(8)) if rng.random() < 0.2 else byte for byte in b"".join(part)[:300])],
         ])  # fmt: skip
     return message or [b""]
-
-
-def malformed_batches(endpoint: str, amount: int, rng: Random) -> None:
-    """Batches whose records are broken in every way (C43)."""
-    for _ in range(10):
-        peer = Peer(endpoint)
-        peer.flood([bytes(each) for each in message_of(rng)[1:]] for _ in range(amount // 40))
-        peer.sync()
 
 
 def options_bombs(endpoint: str, amount: int, rng: Random) -> None:

@@ -66,7 +66,6 @@ _ALL: Final = [
     Attack(messages.ids_of_departed_workers),
     Attack(messages.stolen_addresses),
     Attack(messages.mutated_messages),
-    Attack(messages.malformed_batches),
     Attack(messages.options_bombs),
     Attack(messages.ready_flood, shuts_out=True),
     Attack(messages.reconnecting_workers),

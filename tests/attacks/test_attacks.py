@@ -10,7 +10,7 @@ from attacks.suite import ATTACKS, Attack
 AMOUNT = 2000
 
 
-QUICK = {"garbage-bytes", "half-handshakes", "envelopes", "mutated-messages", "malformed-batches", "others-requests"}
+QUICK = {"garbage-bytes", "half-handshakes", "envelopes", "mutated-messages", "others-requests"}
 
 
 @pytest.mark.parametrize(
