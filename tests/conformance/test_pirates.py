@@ -1,6 +1,5 @@
 """Pirate endpoints: Lazy Pirate clients and Paranoid Pirate workers, which send no header (`wire.pirate`)."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -74,23 +73,6 @@ def test_clients_of_every_dialect_reach_a_pirate_worker(pirates: Bench, kind: Ca
         worker.final(worker.work(b"hello", b"%d" % number), b"world", b"%d" % number)
         client.final(b"echo", b"world", b"%d" % number)
     client.nothing()
-
-
-def test_services_of_the_broker_itself(start: Start) -> None:
-    # C25
-    bench = start(pirates=[(PORT, b"mmi.service"), *ECHO])
-    client = lazy(bench)
-    for status in (b"404", b"200"):
-        client.call(b"echo")
-        client.answered(status)
-        paranoid(bench, 1)
-    (worker,) = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"][:1]
-    assert (worker["service"], worker["protocol"], worker["credit"]) == ("echo", "PPP", 1)
-    client.call(b"x" * 10_000)
-    client.answered(b"404")
-    assert bench.stats()["disconnected"] == {}
-    bench.connect(lambda *_, **__: RawPeer(bench.server.pirate_endpoints[0])).send(b"\x01")
-    bench.until(lambda: bench.stats()["disconnected"] == {"reserved-name": 1})
 
 
 def test_each_endpoint_has_its_own_service(start: Start) -> None:

@@ -38,23 +38,3 @@ def test_the_frames_of_a_worker(queue: Bench) -> None:
     client.final(b"echo", b"world", b"back")
     (row,) = json.loads(queue.mmi(b"mmi.workers", b"echo"))["workers"]
     assert (row["protocol"], row["done"]) == ("Simple Pirate", 1)
-
-
-def test_a_paranoid_pirate_is_welcome_at_that_port(queue: Bench) -> None:
-    client, worker = lazy(queue), queue.peer(endpoint=queue.server.pirate_worker_endpoints[0])
-    worker.send(b"\x01")
-    client.call(b"hello")
-    address, *rest = worker.recv()
-    assert rest == [b"", b"hello"]
-    worker.send(address, b"", b"world")
-    client.answered(b"world")
-
-
-def test_the_request_of_a_worker_that_is_killed_goes_to_another(queue: Bench) -> None:
-    client, first = lazy(queue), simple(queue)
-    client.call(b"hello")
-    first.work(b"hello")
-    second = simple(queue)
-    first.close()
-    second.final(second.work(b"hello"), b"world")
-    client.answered(b"world")
