@@ -19,7 +19,7 @@ FIRST = ("mdp", "mmi", "workers", "clients", "titanic", "conformance")
 """The folders of the tests that come first: those that show a rule at the lowest level."""
 MAX_SHOWN = 3
 """Tests of a rule that the table names."""
-MAX_TEXT = 90
+MAX_TEXT = 60
 """Characters of a rule that it shows."""
 
 
