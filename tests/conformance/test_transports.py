@@ -1,5 +1,6 @@
 """One ROUTER socket (C11), whatever it is reached by; connections that end, and those that the socket itself ends."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,22 @@ def test_a_far_too_large_frame_disconnects_only_its_sender(start: Start) -> None
     worker.final(worker.work(b"hello"), b"world")
     client.final(b"echo", b"world")
     worker.nothing()
+
+
+def test_a_draining_broker_finishes_what_it_took(start: Start) -> None:
+    # C9, C47
+    bench = start(drain_timeout=60.0)
+    client, worker, idle = bench.x1_client(), bench.x1_worker(b"slow"), bench.x1_worker(b"idle")
+    client.request(b"slow", b"running")
+    address = worker.work(b"running")
+    client.sync()
+    bench.server.stop()
+    bench.until(lambda: json.loads(bench.mmi(b"mmi.broker", b""))["draining"])
+    assert client.recv() == [*client.head, b"\x07", b"0"]  # DISCONNECT
+    idle.disconnected()
+    client.request(b"idle", b"too late")
+    client.error(b"503")
+    assert client.reason == b"draining"
+    worker.final(address, b"done")
+    client.final(b"slow", b"done", number=1)
+    worker.disconnected()

@@ -680,6 +680,13 @@ def test_a_workers_error_is_passed_on(detail):
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [2])
 
 
+@pytest.mark.parametrize(("code", "added"), [(502, (b"",)), (500, ())])
+def test_a_workers_error_is_never_taken_for_the_brokers(code, added):  # C47
+    broker = broker_with(b"w")
+    feed(broker, request())
+    assert feed(broker, failure(code=code)) == [error(code, "it broke", detail=added)]
+
+
 OLD_REQUEST = {"0.2": [b"c", b"MDPC02", b"\x01", b"echo", b"x"], "0.1": [b"c", b"", b"MDPC01", b"echo", b"x"]}
 
 
