@@ -25,8 +25,7 @@ def row(outcome: Outcome) -> str:
         text += f"  ended {outcome.exit_seconds:g} s after SIGTERM"
     if outcome.cut_short is not None:
         text += f"  cut short: {outcome.cut_short}"
-    known = ATTACKS[outcome.attack].known
-    return "\n".join([text, *(f"    {'known' if known else 'FAILED'}: {each}" for each in outcome.failures)])
+    return "\n".join([text, *(f"    FAILED: {each}" for each in outcome.failures)])
 
 
 @click.command()
@@ -41,7 +40,7 @@ def main(names: tuple[str, ...], amount: int, seed: int, as_json: bool) -> None:
     for name in names or ATTACKS:
         outcomes.append(carry_out(ATTACKS[name], amount, seed))
         click.echo(row(outcomes[-1]), err=as_json)
-    failed = [each.attack for each in outcomes if each.failures and not ATTACKS[each.attack].known]
+    failed = [each.attack for each in outcomes if each.failures]
     total, calls = sum(each.messages for each in outcomes), sum(each.calls for each in outcomes)
     click.echo(f"{total:,} messages, {calls:,} calls of the canary; failed: {', '.join(failed) or 'none'}", err=as_json)
     if as_json:

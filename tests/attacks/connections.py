@@ -90,19 +90,6 @@ def slow_loris(endpoint: str, amount: int, rng: Random) -> None:
                 connection.write(text[second : second + 1])
 
 
-def a_million_frames(endpoint: str, amount: int, rng: Random) -> None:
-    """Messages of very many frames: the largest has twenty times `amount`."""
-    request = b"".join(frame(each, MORE) for each in (b"", b"MDPC02", b"\x01", b"waited-for"))
-    count = 20 * amount
-    while count > 1000:
-        for beginning in (b"", request):
-            peer = Peer(endpoint)
-            with suppress(OSError):  # the broker ends the connection
-                peer.push(beginning + frame(rng.randbytes(1), MORE) * count + frame(b""))
-                peer.sync()
-        count //= 4
-
-
 def next_routing_ids(endpoint: str, amount: int, rng: Random) -> None:
     """Take the ids that libzmq will give to the next peers, if they are those of any other process (C39)."""
     del rng

@@ -12,13 +12,12 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
-from fuzz_batch import message_of
 from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
 
-from .zmtp import CLAIM, MORE, Message, Peer, crowd, frame, settle, take_over
+from .zmtp import CLAIM, Message, Peer, crowd, settle, take_over
 
 REQUEST: Final = b"\x01"
 """The command of an MDP/0.2 client."""
@@ -31,8 +30,6 @@ NOBODY: Final = b"waited-for"
 """A service without a worker."""
 DEEP: Final = b'{"a":' * 9000 + b"1" + b"}" * 9000
 """Options that take long to parse."""
-NOISE_FRAMES: Final = 16_000
-"""Of a message that takes long to receive, but for which the broker does not end the connection yet."""
 MAX_LARGE: Final = 128
 """Messages near the limit of their size that one attack sends."""
 
@@ -144,19 +141,6 @@ def large_waiting_requests(endpoint: str, amount: int, rng: Random) -> None:
     body = rng.randbytes(peers[0].limits()["max_message"] - 10_000)
     for number in range(min(amount // 50, MAX_LARGE)):
         peers[number % 4].flood([x1_request(number, NOBODY, body)])
-    for peer in peers:
-        peer.sync()
-
-
-def large_requests_at_once(endpoint: str, amount: int, rng: Random) -> None:
-    """The same from many clients, while the broker is busy: libzmq receives them in the meantime."""
-    noise, peers = Peer(endpoint), [Peer(endpoint) for _ in range(16)]
-    body = rng.randbytes(noise.limits()["max_message"] - 10_000)
-    for _ in range(min(amount // 100, 50)):
-        noise.write(frame(b"", MORE) * NOISE_FRAMES + frame(b""))
-    noise.flood(x1_request(number, NOBODY, b"", options=DEEP) for number in range(200))
-    for number in range(min(amount // 50, MAX_LARGE)):
-        peers[number % 16].flood([x1_request(number, NOBODY, body)])
     for peer in peers:
         peer.sync()
 
@@ -408,7 +392,7 @@ ODD: Final = [b"", b"\0", b"\xff", b"0", b"-1", b"00", b"9" * 20, b"9" * 5000, b
 
 
 def mutated_messages(endpoint: str, amount: int, rng: Random) -> None:
-    """Valid messages of every dialect with something wrong somewhere (C15)."""
+    """Valid messages of every dialect with something wrong somewhere (C15, C43)."""
     for _ in range(10):
         peer = Peer(endpoint)
         peer.flood(_mutated(rng) for _ in range(amount // 10))
@@ -430,14 +414,6 @@ def _mutated(rng: Random) -> Message:
             [bytes(byte ^ (1 << rng.randrange(8)) if rng.random() < 0.2 else byte for byte in b"".join(part)[:300])],
         ])  # fmt: skip
     return message or [b""]
-
-
-def malformed_batches(endpoint: str, amount: int, rng: Random) -> None:
-    """Batches whose records are broken in every way (C43)."""
-    for _ in range(10):
-        peer = Peer(endpoint)
-        peer.flood([bytes(each) for each in message_of(rng)[1:]] for _ in range(amount // 40))
-        peer.sync()
 
 
 def options_bombs(endpoint: str, amount: int, rng: Random) -> None:

@@ -35,16 +35,11 @@ class Attack:
     """Options of the gateway."""
     memory: int = 512 << 20
     """How much memory the gateway or the dashboard may use for clients."""
-    known: str = ""
-    """Why it succeeds, on some machines or always."""
 
     @property
     def name(self) -> str:
         return self.run.__name__.replace("_", "-")
 
-
-UNSEEN: Final = "libzmq holds a message until its last frame: see Memory in docs/how-to/security.md"
-RECEIVED: Final = "libzmq receives up to a thousand messages of each peer while the broker is busy"
 
 _ALL: Final = [
     Attack(connections.garbage_bytes),
@@ -54,11 +49,9 @@ _ALL: Final = [
     Attack(connections.beyond_the_descriptors, descriptors=300, shuts_out=True),
     Attack(connections.connections_that_come_and_go),
     Attack(connections.slow_loris),
-    Attack(connections.a_million_frames, known=UNSEEN),
     Attack(connections.next_routing_ids),
     Attack(messages.tiny_frames),
     Attack(messages.large_waiting_requests),
-    Attack(messages.large_requests_at_once, known=RECEIVED),
     Attack(messages.large_held_requests),
     Attack(messages.envelopes),
     Attack(messages.streams_not_read),
@@ -73,7 +66,6 @@ _ALL: Final = [
     Attack(messages.ids_of_departed_workers),
     Attack(messages.stolen_addresses),
     Attack(messages.mutated_messages),
-    Attack(messages.malformed_batches),
     Attack(messages.options_bombs),
     Attack(messages.ready_flood, shuts_out=True),
     Attack(messages.reconnecting_workers),

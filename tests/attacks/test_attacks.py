@@ -10,7 +10,7 @@ from attacks.suite import ATTACKS, Attack
 AMOUNT = 2000
 
 
-QUICK = {"garbage-bytes", "half-handshakes", "envelopes", "mutated-messages", "malformed-batches", "others-requests"}
+QUICK = {"garbage-bytes", "half-handshakes", "envelopes", "mutated-messages", "others-requests"}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,6 @@ QUICK = {"garbage-bytes", "half-handshakes", "envelopes", "mutated-messages", "m
 )
 def test_the_broker_survives(attack: Attack) -> None:
     outcome = carry_out(attack, AMOUNT)
-    # What is known of an attack is that libzmq may use more memory.
-    assert [each for each in outcome.failures if not (attack.known and each.startswith("memory: "))] == []
+    assert outcome.failures == []
     assert outcome.messages
     assert outcome.calls

@@ -110,11 +110,6 @@ class Peer(Connection):
                 parts, size = [], 0
         self._push(b"".join(parts), read=read)
 
-    def push(self, data: bytes) -> None:
-        """Send raw bytes, which count as one message.  Raises `OSError` if the broker ends the connection meanwhile."""
-        sent["messages"] += 1
-        self._push(data, read=True)
-
     def _push(self, data: bytes, *, read: bool) -> None:
         left = memoryview(data)
         while left:

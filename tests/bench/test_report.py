@@ -39,11 +39,6 @@ def test_a_ratio_is_the_median_of_the_ratios_of_each_round(report):
     assert (ratio.median, ratio.low, ratio.high) == (1.5, 1.0, 2.0)
 
 
-def test_the_base_may_be_measured_last(report):
-    figure = only(report, [cost("zmdp", [2.0]), cost("loop", [1.0]), BASE])
-    assert figure.row("zmdp", ()).ratio.median == 2.0
-
-
 def test_without_a_measured_base_there_is_no_ratio(report):
     assert only(report, [cost("zmdp", [2.0])]).row("zmdp", ()).ratio is None
     assert (
@@ -56,12 +51,6 @@ def test_failed_rounds_are_left_out_of_values_and_ratios(report):
     row = figure.row("zmdp", ())
     assert (row.value.low, row.value.high) == (5.0, 8.0)
     assert (row.ratio.median, row.ratio.low, row.ratio.high) == (2.0, 2.0, 2.0)
-
-
-def test_records_of_the_same_measurement_are_merged(report):
-    figure = only(report, [cost("zmdp", [1.0], n=1), cost("zmdp", [9.0], n=2), cost("zmdp", [3.0, 2.0], n=1)])
-    assert figure.row("zmdp", (("n", 1),)).rounds == [1.0, 3.0, 2.0]
-    assert figure.row("zmdp", (("n", 1),)).value.median == 2.0
 
 
 def test_a_table_names_what_varies_only_where_it_changes(report):
@@ -89,35 +78,11 @@ def results(*records):
     }
 
 
-def test_a_page_lists_what_was_not_measured(report):
-    page = report.markdown(
-        results({"part": "p", "title": "Costs"}, cost("zmdp", [1.0]), {"part": "p", "skipped": "Y", "why": "no Y"})
-    )
-    assert "## Costs" in page
-    assert "- Y: no Y" in page
-    assert "abacus, 2 cores" in page
-    assert "nterrupted" not in page
-
-
 def test_results_are_written_as_a_page_and_as_json(report, tmp_path):
     found = results(BASE, cost("zmdp", [None, 2.0], n=1))
     report.write(found, tmp_path)
     assert json.loads((tmp_path / "results.json").read_text()) == found
     assert (tmp_path / "results.md").read_text() == report.markdown(found)
-
-
-def test_a_page_begins_with_the_targets(report):
-    found = {
-        **results(cost("zmdp", [1.0])),
-        "targets": [
-            {"name": "fast", "target": "≤ 2", "measured": "1.00", "median": 1.0, "reached": True},
-            {"name": "cheap", "target": "≤ 0.5", "measured": "1.00", "median": 1.0, "reached": False},
-            {"name": "small", "target": "≤ 3"},
-        ],
-    }
-    page = report.markdown(found)
-    assert "| fast | ≤ 2 | 1.00 | yes |\n| cheap | ≤ 0.5 | 1.00 | **no** |\n| small | ≤ 3 | not measured |  |" in page
-    assert page.index("## Targets") < page.index("## p")
 
 
 def part(*records, then=None):
@@ -153,12 +118,3 @@ def test_a_part_that_fails_or_is_missing_does_not_end_the_others(suite, monkeypa
         ("stacks", "it does not import: No module named 'no_such_part'"),
     ]
     assert "no room" in capsys.readouterr().err
-
-
-def test_what_was_measured_before_an_interrupt_is_kept(suite, monkeypatch, tmp_path):
-    measured = part(cost("zmdp", [1.0]), then=KeyboardInterrupt())
-    found = {"records": [], "machine": {}}
-    monkeypatch.setattr(suite, "find", lambda name: measured)
-    with pytest.raises(KeyboardInterrupt):
-        suite.measure(argparse.Namespace(parts=["cost"]), found, tmp_path)
-    assert found["records"][-1]["rounds"] == [1.0]

@@ -1,6 +1,5 @@
 """The benchmarks' full stacks: what they compute, and what they report as missing, without a server."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -31,15 +30,6 @@ def test_the_schedule_is_reproducible_and_has_the_requested_rate():
     assert sum(slow for _, slow in moments) == pytest.approx(500, rel=0.25)
     assert moments == sorted(moments)
     assert 0 < moments[0][0] < moments[-1][0] < 50
-
-
-def test_one_queue_for_all_workers():
-    from mixed import ideal
-
-    # Four slow requests keep all workers busy until 0.2; the short one waits for the first of them.
-    moments = [(0.0, True)] * 4 + [(0.1, False), (1.0, False)]
-    assert ideal(moments) == pytest.approx([0.101, 0.001])
-    assert ideal([(0.0, True), (0.1, False)], workers=1) == pytest.approx([0.101])
 
 
 def every_peer():
@@ -85,21 +75,6 @@ def test_peers_take_turns_and_a_failed_peer_is_skipped():
         {"part": "part", "skipped": "bad", "why": "it failed in round 2: it broke"},
     ]
     assert [each["rounds"] for each in records if each.get("peer") == "good"] == [[0.0], [1.0], [2.0]]
-
-
-def test_only_some_peers_are_measured():
-    from stacks import running
-    from stacks.peer import Peer
-
-    def chosen(**options):
-        found = running.chosen(
-            argparse.Namespace(**options), [Peer("NATS"), Peer("Redis lists"), Peer("zmdp")], ["zmdp"]
-        )
-        return [peer.name for peer in found]
-
-    assert chosen(only=None, quick=False) == ["NATS", "Redis lists", "zmdp"]
-    assert chosen(only=None, quick=True) == ["zmdp"]
-    assert chosen(only=["redis", "nats"], quick=True) == ["NATS", "Redis lists"]
 
 
 # ── the targets ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,12 +139,6 @@ def test_each_target_names_a_figure_and_peers_of_its_part():
             assert {target.peer, target.over} <= set(names[target.part])
         if target.part in figures:
             assert target.figure in figures[target.part]
-
-
-def test_programs_have_help():
-    for program in ("suite.py", "capacity.py"):
-        done = subprocess.run([sys.executable, BENCH / program, "--help"], capture_output=True, text=True, check=True)
-        assert "usage" in done.stdout
 
 
 def test_a_part_of_the_suite_runs(tmp_path):

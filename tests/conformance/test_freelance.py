@@ -33,7 +33,7 @@ def serving(endpoint, handler=list, **settings):
 # ── our server, a caller by hand ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c46_ping_is_answered_by_pong_from_the_endpoint(server, endpoint):
+def test_ping_is_answered_by_pong_from_the_endpoint(server, endpoint):  # C46
     with Caller(endpoint) as caller:
         caller.send(endpoint, b"PING")
         assert caller.recv() == [endpoint.encode(), b"PONG"]
@@ -41,13 +41,13 @@ def test_c46_ping_is_answered_by_pong_from_the_endpoint(server, endpoint):
 
 @pytest.mark.parametrize("control", [b"1", b"", b"PING", b"\x00\xff" * 50])
 @pytest.mark.parametrize("body", [[b""], [b"x"], [b"a", b"", b"b"]])
-def test_c46_the_first_frame_returns_unmodified_before_the_reply(server, endpoint, control, body):
+def test_the_first_frame_returns_unmodified_before_the_reply(server, endpoint, control, body):  # C46
     with Caller(endpoint) as caller:
         caller.send(endpoint, control, *body)
         assert caller.recv() == [endpoint.encode(), control, *body]
 
 
-def test_c46_ping_is_answered_while_the_only_handler_runs(endpoint):
+def test_ping_is_answered_while_the_only_handler_runs(endpoint):  # C46
     running, go_on = threading.Event(), threading.Event()
 
     def wait(request):
@@ -132,7 +132,7 @@ def test_the_guides_client_calls_our_server(server, endpoint):
 # ── our client, a server by hand ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c46_our_client_calls_the_guides_server(endpoint):
+def test_our_client_calls_the_guides_server(endpoint):  # C46
     with plain_server(endpoint) as received, FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         for number in range(1, 101):
             assert client.request(b"random", b"name") == [b"OK"]
@@ -143,7 +143,7 @@ def test_c46_our_client_calls_the_guides_server(endpoint):
     assert len([frames for frames in received if frames != [b"PING"]]) == 100
 
 
-def test_c46_our_client_has_no_routing_id_of_its_own(endpoint):
+def test_our_client_has_no_routing_id_of_its_own(endpoint):  # C46
     """A server cannot reply after the client has left: its id is new with each connection."""
     ids = set()
     for _ in range(2):

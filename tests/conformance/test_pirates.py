@@ -1,11 +1,9 @@
 """Pirate endpoints: Lazy Pirate clients and Paranoid Pirate workers, which send no header (`wire.pirate`)."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import zmq
 from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
 from support.pirates import lazy, paranoid
 from support.zmtp import RawPeer
@@ -77,32 +75,6 @@ def test_clients_of_every_dialect_reach_a_pirate_worker(pirates: Bench, kind: Ca
     client.nothing()
 
 
-def test_an_x1_worker_can_ask_for_the_dialect(pirates: Bench) -> None:
-    worker = pirates.connect(X1Worker)
-    worker.ready(b"echo", dialect=True)
-    worker.sync()
-    lazy(pirates).call(b"hello")
-    _, options, _ = worker.any_request()
-    assert json.loads(options) == {"dialect": "PPP"}
-
-
-def test_services_of_the_broker_itself(start: Start) -> None:
-    # C25
-    bench = start(pirates=[(PORT, b"mmi.service"), *ECHO])
-    client = lazy(bench)
-    for status in (b"404", b"200"):
-        client.call(b"echo")
-        client.answered(status)
-        paranoid(bench, 1)
-    (worker,) = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"][:1]
-    assert (worker["service"], worker["protocol"], worker["credit"]) == ("echo", "PPP", 1)
-    client.call(b"x" * 10_000)
-    client.answered(b"404")
-    assert bench.stats()["disconnected"] == {}
-    bench.connect(lambda *_, **__: RawPeer(bench.server.pirate_endpoints[0])).send(b"\x01")
-    bench.until(lambda: bench.stats()["disconnected"] == {"reserved-name": 1})
-
-
 def test_each_endpoint_has_its_own_service(start: Start) -> None:
     bench = start(pirates=[(PORT, b"one"), ("ipc://*", b"two"), (PORT, b"one")])
     one, two = paranoid(bench, 0), paranoid(bench, 1)
@@ -113,74 +85,10 @@ def test_each_endpoint_has_its_own_service(start: Start) -> None:
         client.answered(b"done")
 
 
-# ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_late_or_second_reply_reaches_nobody(start: Start) -> None:
-    # C18, C32: the first worker is silent for longer than its grace, and then replies
-    bench = start(pirates=ECHO, heartbeat=0.1, liveness=40, busy_grace=4.0)
-    client, slow = lazy(bench), paranoid(bench)
-    client.call(b"first")
-    late = slow.work(b"first")
-    bench.until(lambda: bench.stats()["lost"].get("silent") == 1)
-    worker = bench.old_worker(b"echo")
-    address = worker.work(b"first")
-    worker.final(address, b"done")
-    client.answered(b"done")
-    client.call(b"second")
-    address = worker.work(b"second")
-    slow.final(late, b"late")
-    bench.until(lambda: bench.stats()["disconnected"].get("not-registered", 0) >= 1)
-    worker.final(address, b"right")
-    client.answered(b"right")
-
-
-def test_a_client_that_retries_from_a_new_socket(pirates: Bench) -> None:
-    """What it sent before is dropped as soon as its connection has ended, whether it waits or runs."""
-    first = lazy(pirates)
-    first.call(b"hello")
-    pirates.until(lambda: pirates.stats()["queued"] == 1)
-    first.close()
-    pirates.until(lambda: pirates.stats()["dropped"] == {"client-gone": 1})
-    second = lazy(pirates)
-    second.call(b"hello")
-    worker = paranoid(pirates, ready=False)
-    worker.ready()
-    address = worker.work(b"hello")
-    second.close()
-    pirates.until(lambda: pirates.stats()["dropped"] == {"client-gone": 2})
-    third = lazy(pirates)
-    third.call(b"hello")
-    worker.final(address, b"too late")
-    worker.final(worker.work(b"hello"), b"world")
-    third.answered(b"world")
-    assert pirates.stats()["request_bytes"] == 0
-
-
 # ── bad input and limits ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("limits", [{"max_outbox": 50}, {"max_outbox_bytes": 2_000_000}], ids=["messages", "bytes"])
-def test_c12_a_client_that_does_not_read_is_dropped_and_others_are_served(start: Start, limits: dict[str, int]) -> None:
-    # C12, C40
-    bench = start(pirates=ECHO, **limits)
-    slow = bench.peer(endpoint=bench.server.pirate_endpoints[0], options={zmq.RCVHWM: 1})
-    client, worker = bench.client(), bench.worker(b"echo")
-    for number in range(5000):
-        slow.send(b"", b"%d" % number)
-    dropped = bench.server.connections.counts
-    while not dropped["slow-reader"]:
-        client.request(b"echo", b"hello")  # C20: they take turns
-        while (message := worker.command())[4] != b"hello":
-            worker.final(message[2], b"x" * 10_000)
-        worker.final(message[2], b"world")
-        client.final(b"echo", b"world")
-    worker.nothing()
-    bench.until(lambda: bench.stats()["queued"] == 0)
-    assert not bench.server._delivery.outbox
-
-
-def test_c39_the_same_routing_id_at_several_sockets_is_several_peers(start: Start) -> None:
+def test_the_same_routing_id_at_several_sockets_is_several_peers(start: Start) -> None:  # C39
     bench = start(pirates=[*ECHO, *ECHO])
     endpoints = [bench.endpoint, *bench.server.pirate_endpoints]
     with (
@@ -204,17 +112,3 @@ def test_c39_the_same_routing_id_at_several_sockets_is_several_peers(start: Star
         assert one.recv() == [b"", b"for one"]
         assert two.recv() == [b"", b"for two"]
         assert old.recv() == [b"MDPC02", b"\x03", b"echo", b"for old"]
-
-
-def test_c39_a_chosen_id_is_not_inherited(pirates: Bench) -> None:
-    endpoint = pirates.server.pirate_endpoints[0]
-    worker = pirates.worker(b"echo")
-    victim = RawPeer(endpoint, b"me").send(b"", b"a secret")
-    address = worker.work(b"a secret")
-    victim.close()
-    pirates.until(lambda: pirates.stats()["dropped"] == {"client-gone": 1})
-    with RawPeer(endpoint, b"me") as thief:
-        worker.final(address, b"the reply")
-        thief.send(b"", b"mine")
-        worker.final(worker.work(b"mine"), b"yours")
-        assert thief.recv() == [b"", b"yours"]

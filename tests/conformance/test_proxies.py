@@ -32,7 +32,7 @@ def registered(bench: Bench, kind: Callable[..., Any], proxy: str) -> Any:
 
 @pytest.mark.parametrize("client_kind", [OldClient, X1Client])
 @pytest.mark.parametrize("worker_kind", WORKERS)
-def test_c36_any_client_reaches_any_worker(
+def test_any_client_reaches_any_worker(
     bench: Bench, proxy: str, client_kind: Callable[..., Any], worker_kind: Callable[..., Any]
 ) -> None:
     # C36, C22
@@ -57,28 +57,7 @@ def test_c36_any_client_reaches_any_worker(
     worker.nothing()
 
 
-@pytest.mark.parametrize("worker_kind", WORKERS)
-def test_c36_a_workers_whole_life(bench: Bench, proxy: str, worker_kind: Callable[..., Any]) -> None:
-    # C36
-    client, worker = bench.client(), registered(bench, worker_kind, proxy)
-    assert bench.status(b"echo") == b"200"
-    worker.heartbeat()
-    client.request(b"echo", b"hello")
-    worker.final(worker.work(b"hello"), b"world")
-    client.final(b"echo", b"world")
-    worker.ready(b"echo")
-    worker.disconnected()
-    worker.nothing()
-    worker.ready(b"echo")
-    worker.sync()
-    worker.disconnect()
-    if worker_kind is X1Worker:
-        worker.disconnected()
-    worker.nothing()
-    assert bench.status(b"echo") == b"404"
-
-
-def test_c36_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:
+def test_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:
     # C36, C17: at once, without a heartbeat
     direct = bench.x1_client()
     with proxied(bench.endpoint) as proxy:
@@ -124,7 +103,7 @@ async def own_async_client(proxy: str, settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("worker_settings", OURS, ids=str)
 @pytest.mark.parametrize("client_settings", [*OURS, {"protocol": "0.2", "envelope": True}], ids=str)
-def test_c36_zmdps_threaded_client_and_worker_behind_a_proxy(
+def test_zmdps_threaded_client_and_worker_behind_a_proxy(
     bench: Bench, proxy: str, worker_settings: dict[str, Any], client_settings: dict[str, Any]
 ) -> None:
     # C36
@@ -136,7 +115,7 @@ def test_c36_zmdps_threaded_client_and_worker_behind_a_proxy(
 
 @pytest.mark.parametrize("worker_settings", OURS, ids=str)
 @pytest.mark.parametrize("client_settings", [*OURS, {"protocol": "0.2", "envelope": True}], ids=str)
-def test_c36_zmdps_asyncio_client_and_worker_behind_a_proxy(
+def test_zmdps_asyncio_client_and_worker_behind_a_proxy(
     bench: Bench, proxy: str, worker_settings: dict[str, Any], client_settings: dict[str, Any]
 ) -> None:
     # C36

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-import zmq
 from support.pace import BEAT, Pace, steadily
 from support.peers import Bench, Worker
 
@@ -131,16 +130,6 @@ def test_mmi_service_200_for_a_service_nobody_serves(bench: Bench) -> None:
         assert bench.status(service) == b"404"
 
 
-def test_mmi_service_200_for_a_service_whose_workers_died(start: Start) -> None:
-    # C26, C13
-    bench = start(heartbeat=0.05, liveness=4)
-    killed = bench.worker(b"killed")
-    bench.worker(b"silent")
-    killed.close()
-    bench.until(lambda: bench.stats()["workers"] == 0)
-    assert bench.status(b"killed") == bench.status(b"silent") == b"404"
-
-
 def test_workers_that_may_register_mmi(bench: Bench) -> None:
     # C25
     client, intruder = bench.client(), bench.worker()
@@ -219,21 +208,6 @@ def test_services_and_queues_that_grow_with_random_names(start: Start) -> None:
     assert stats["disconnected"] == {"second-ready": 500}
 
 
-def test_services_that_are_kept_after_their_last_worker_and_request(bench: Bench) -> None:
-    # C12
-    client = bench.client()
-    for number in range(20):
-        name = b"service %d" % number
-        client.request(name, b"hello")
-        worker = bench.worker(name)
-        worker.final(worker.work(b"hello"), b"world")
-        client.final(name, b"world")
-        worker.disconnect()
-        worker.nothing()
-        worker.close()
-    assert bench.stats()["services"] == 0
-
-
 def test_busy_workers_never_heartbeated(start: Start) -> None:
     # C13
     bench = start(heartbeat=0.05, liveness=1000)
@@ -256,17 +230,6 @@ def test_a_worker_that_stays_silent_for_ever_after_a_disconnect(bench: Bench) ->
     worker.nothing()
     worker.close()
     serves(bench, again)
-
-
-def test_a_worker_that_comes_again_under_its_own_name(start: Start) -> None:
-    # C9, C14: its identity is free as soon as its old socket is closed and the broker has noticed
-    bench = start()
-    named: dict[int, int | bytes] = {zmq.IDENTITY: b"worker-1"}
-    for _ in range(3):
-        worker = bench.worker(b"check", options=named)
-        serves(bench, worker)
-        worker.close()
-        bench.until(lambda: bench.status(b"check") == b"404")
 
 
 def test_heartbeat_settings_that_differ(start: Start) -> None:

@@ -21,7 +21,7 @@ def resident() -> int:
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_c03_a_slow_reader_gets_delayed_messages_in_order(start: Start) -> None:
+def test_a_slow_reader_gets_delayed_messages_in_order(start: Start) -> None:
     # C3: what the socket does not take is kept for it, and what comes after that waits behind it
     bench = start(INPROC)
     client, worker = bench.client(options=TIGHT), bench.worker(b"stream")
@@ -46,7 +46,7 @@ def test_c03_a_slow_reader_gets_delayed_messages_in_order(start: Start) -> None:
     [({"max_outbox": 50}, 900, 1200), ({"max_outbox_bytes": 200_000}, 100, 300)],
     ids=["messages", "bytes"],
 )
-def test_c12_a_client_that_does_not_read_is_dropped_and_others_are_served(
+def test_a_client_that_does_not_read_is_dropped_and_others_are_served(
     start: Start, limits: dict[str, int], least: int, most: int
 ) -> None:
     # C12, C3, C40: what it was sent is a beginning of the stream, without a gap, and it ends there; bytes count in the
@@ -80,7 +80,7 @@ def test_c12_a_client_that_does_not_read_is_dropped_and_others_are_served(
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="memory is read from Linux's /proc")
-def test_c12_memory_for_a_client_that_does_not_read_is_bounded(start: Start) -> None:
+def test_memory_for_a_client_that_does_not_read_is_bounded(start: Start) -> None:
     # C12: of the 200 MB that are streamed to it, 1000 messages (16 MB) wait in the socket and 50 in the broker
     bench = start(max_outbox=50)
     slow, stream = bench.client(options={zmq.RCVHWM: 1, zmq.RCVBUF: 65536}), bench.worker(b"stream")
@@ -103,7 +103,7 @@ def test_c12_memory_for_a_client_that_does_not_read_is_bounded(start: Start) -> 
     assert most - before < 100_000_000
 
 
-def test_c12_a_client_that_sends_and_never_reads_is_dropped(start: Start) -> None:
+def test_a_client_that_sends_and_never_reads_is_dropped(start: Start) -> None:
     # C12: the answers of the broker itself are bounded too
     bench = start(INPROC, max_outbox=50)
     client, worker = bench.client(), bench.worker(b"echo")
@@ -129,7 +129,7 @@ def fill(bench: Bench, peer: Peer, rubbish: int) -> None:
     handled(bench, peer, rubbish)
 
 
-def test_c17_the_request_of_a_slow_worker_that_dies_goes_to_another(start: Start) -> None:
+def test_the_request_of_a_slow_worker_that_dies_goes_to_another(start: Start) -> None:
     # C17: it is noticed when what waits for it cannot be sent any more
     bench = start(INPROC)
     client, slow = bench.client(), bench.worker(b"echo", options=TIGHT)
@@ -143,7 +143,7 @@ def test_c17_the_request_of_a_slow_worker_that_dies_goes_to_another(start: Start
     client.final(b"echo", b"world")
 
 
-def test_c17_a_request_is_passed_on_until_a_worker_has_room_for_it(start: Start) -> None:
+def test_a_request_is_passed_on_until_a_worker_has_room_for_it(start: Start) -> None:
     # C17: two workers that do not read; one dies, and its request is more than may be kept for the other
     bench = start(INPROC, max_outbox_bytes=500_000)
     client = bench.client()
@@ -165,7 +165,7 @@ ENVELOPES = {"no": [], "a deep": [b"%d" % number for number in range(10)] + [b""
 
 @pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES)
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_c17_a_worker_that_dies_while_it_is_a_client_too(start: Start, attempts: int, envelope: list[bytes]) -> None:
+def test_a_worker_that_dies_while_it_is_a_client_too(start: Start, attempts: int, envelope: list[bytes]) -> None:
     # C17, C22: what shows that it is gone is a PARTIAL for it as a client, and it had the request all the same
     bench = start(max_attempts=attempts)
     client, both, stream = bench.client(), bench.peer(), bench.worker(b"stream")

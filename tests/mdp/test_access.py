@@ -71,11 +71,6 @@ def test_roles_have_keys_permissions_and_limits(folder):
     assert access.secret_key.decode() not in repr(access)
 
 
-def test_a_file_without_roles_admits_nobody(folder):
-    access = load(write(folder, ""))
-    assert (access.keys, access.roles) == ({}, {})
-
-
 def test_files_of_keys_are_relative_to_the_access_file(folder, tmp_path, monkeypatch):
     (folder / "keys").mkdir()
     os.rename(folder / "shop.key", folder / "keys" / "shop.key")
@@ -99,12 +94,6 @@ def test_no_pattern_matches_what_the_broker_itself_offers():
     assert not role.may_call(b"mmi.service")
     assert not role.may_offer(b"mmi.service")
     assert role.may_call(b"mmi")
-
-
-def test_nothing_is_allowed_unless_it_says_so():
-    assert not Permissions("r").may_call(b"echo")
-    assert not Permissions("r").may_offer(b"echo")
-    assert not Permissions("r").may_call(b"")
 
 
 def test_an_admin_may_ask_the_broker_everything():

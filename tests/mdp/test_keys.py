@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import zmq
 
 from zmdp.mdp.certificates import is_key, read_certificate, read_secret
 from zmdp.mdp.errors import SettingError
@@ -59,11 +58,6 @@ def test_a_folder_that_does_not_exist(tmp_path):
 )
 def test_what_is_a_key(text, right):
     assert is_key(text) is right
-
-
-def test_every_key_that_libzmq_makes_is_a_key():
-    for _ in range(50):
-        assert all(is_key(key.decode()) for key in zmq.curve_keypair())
 
 
 def test_the_brokers_key_is_a_file_or_the_key_itself(folder):

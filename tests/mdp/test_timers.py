@@ -33,27 +33,6 @@ def due_names(timers, now):
     return [NAMES[thing] for thing in timers.pop_due(now)]
 
 
-def test_nothing_is_due_without_timers():
-    timers = Timers(GRAIN)
-    assert timers.next_due() is None
-    assert due_names(timers, 1e9) == []
-
-
-def test_a_timer_fires_at_the_end_of_its_bucket():
-    timers, _ = timers_with(a=1.2)
-    assert timers.next_due() == 1.5
-    assert due_names(timers, 1.49) == []
-    assert due_names(timers, 1.5) == ["a"]
-    assert timers.next_due() is None
-
-
-def test_a_timer_fires_once():
-    timers, things = timers_with(a=1.2)
-    assert due_names(timers, 9) == ["a"]
-    assert due_names(timers, 9) == []
-    assert things["a"].bucket is None
-
-
 def test_buckets_fire_in_order_of_time_and_timers_in_order_of_setting():
     timers, _ = timers_with(late=7, first=1.1, second=1.0, early=0.2)
     assert due_names(timers, 9) == ["early", "first", "second", "late"]
@@ -63,30 +42,6 @@ def test_a_cleared_timer_does_not_fire():
     timers, things = timers_with(a=1, b=1, c=2)
     timers.clear(things["a"])
     assert due_names(timers, 9) == ["b", "c"]
-
-
-def test_clearing_a_timer_that_is_not_set_does_nothing():
-    timers, things = timers_with(a=1)
-    timers.clear(TimerNode())
-    assert due_names(timers, 9) == ["a"]
-    timers.clear(things["a"])
-    assert timers.next_due() is None
-
-
-def test_next_due_skips_cleared_timers():
-    timers, things = timers_with(a=1, b=2, c=3)
-    timers.clear(things["a"])
-    timers.clear(things["b"])
-    assert timers.next_due() == 3.5
-    timers.clear(things["c"])
-    assert timers.next_due() is None
-
-
-def test_a_timer_can_be_set_again_in_the_same_bucket():
-    timers, things = timers_with(a=1)
-    timers.clear(things["a"])
-    timers.set(things["a"], 1)
-    assert due_names(timers, 9) == ["a"]
 
 
 def test_a_due_timer_can_be_cleared_while_others_fire():
@@ -133,16 +88,6 @@ def test_cleared_timers_leave_nothing_behind():
     assert timers.next_due() == 50_000.5
     assert due_names(timers, 60_000) == ["b"]
     assert timers.next_due() is None
-
-
-def test_a_timer_set_repeatedly_in_the_same_bucket_fires_once():
-    timers, things = timers_with(a=1, z=1e6)
-    for _ in range(10):
-        timers.clear(things["a"])
-        timers.set(things["a"], 1)
-    assert due_names(timers, 9) == ["a"]
-    assert due_names(timers, 9) == []
-    assert timers.next_due() == 1e6 + GRAIN
 
 
 @settings(deadline=None)

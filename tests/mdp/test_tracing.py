@@ -21,7 +21,6 @@ from zmdp.workers import AsyncWorker, Worker
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-11111111111111111111111111111111-2222222222222222-01"
-TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
 
 
 @pytest.fixture
@@ -234,15 +233,6 @@ def test_from_a_handler_in_asyncio(endpoint, package):
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("without_otel")
-def test_without_a_handled_request_nothing_is_added(endpoint):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        assert told(client.request("inner")) == {}
-        assert told(client.request("inner", headers={"a": "b"})) == {"a": "b"}
-        assert told(next(client.stream("inner"))) == {}
-        assert told(client.submit("inner").result(TIMEOUT_SECONDS)) == {}
-
-
 # ── spans ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -269,13 +259,6 @@ def test_client_and_server_are_linked_in_one_trace(endpoint, spans):
     assert handled_within.parent.span_id == asked_within.context.span_id
     assert len({span.context.trace_id for span in found.values()}) == 1
     assert dict(asked.attributes) == {"rpc.system": "mdp", "rpc.service": "outer"}
-
-
-def test_a_trace_that_began_elsewhere_goes_on(endpoint, spans):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        client.request("inner", headers={"traceparent": PARENT})
-    server = by_kind(spans())[SpanKind.SERVER, "inner"]
-    assert server.context.trace_id == TRACE_ID
 
 
 def test_a_request_keeps_its_name(endpoint, spans):

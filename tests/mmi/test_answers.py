@@ -59,18 +59,6 @@ def test_a_service_whose_workers_are_all_busy_is_available(broker):  # C26
     assert ask(broker, b"mmi.service", b"sum") == b"200"
 
 
-def test_a_service_without_workers_is_unavailable(broker):  # C26
-    turns.receive(broker, [b"\x03", b"MDPW02", b"\x06"], now=5)
-    assert ask(broker, b"mmi.service", b"sum") == b"404"
-
-
-def test_a_service_with_requests_but_without_workers_is_unavailable(broker):  # C26
-    turns.receive(broker, [b"\x01", b"MDPW02", b"\x06"], now=5)
-    turns.receive(broker, [b"\x02", b"MDPW01", b"\x05"], now=5)
-    assert broker.registry.queued == 2
-    assert ask(broker, b"mmi.service", b"echo") == b"404"
-
-
 @pytest.mark.parametrize("name", [b"mmi.", b"mmi.unknown", b"mmi.service2", b"mmi.SERVICE", "mmi.größe".encode()])
 def test_any_other_mmi_is_not_implemented(broker, name):  # C26
     assert ask(broker, name, b"echo") == b"501"
@@ -117,20 +105,6 @@ THIRD = worker(3, "sum", "0.2", up_seconds=7.5, silent_seconds=7.5)
 )
 def test_workers_are_listed(broker, wanted, rows):
     assert ask(broker, b"mmi.workers", wanted, now=10.5) == {"workers": rows, "more": 0}
-
-
-def test_workers_that_share_a_connection_are_told_apart():
-    broker = Broker(now=0)
-    feed(broker, ready(), ready((b"w", b"1")), ready((b"w", b"hop", b"\xff")))
-    turns.receive(broker, [b"v", b"hop", b"", *READY["0.2"], b"echo"], now=0)
-    ids = [worker["id"] for worker in ask(broker, b"mmi.workers", b"")["workers"]]
-    assert ids == [1, 2, 3, 4]
-
-
-def test_names_that_are_not_text_are_shown_safely():
-    broker = Broker(now=0)
-    turns.receive(broker, [b"w", *READY["0.2"], "größe".encode()], now=0)
-    assert ask(broker, b"mmi.services", b"")["services"][0]["name"] == "größe"
 
 
 def test_long_lists_are_truncated():
@@ -218,11 +192,6 @@ def test_mmi_broker_reports_version_and_limits(broker):
     }
 
 
-def test_mmi_broker_reports_draining(broker):
-    turns.drain(broker, 0)
-    assert ask(broker, b"mmi.broker", b"")["draining"] is True
-
-
 def test_x1_peers_are_listed_like_others(broker):
     feed(broker, ready(b"\x04", b"sum"), now=4)
     feed(broker, request(1, service=b"sum"), request(2, service=b"sum"), now=5)
@@ -250,17 +219,6 @@ def test_mmi_workers_reports_identity_and_load():
     row = worker(2, "echo", "X1") | about | {"credit": 3} | held | {"up_seconds": 4, "silent_seconds": 4}
     assert ask(broker, b"mmi.workers", b"echo", now=4) == {"workers": [row], "more": 0}
     assert ask(broker, b"mmi.services", b"echo") == {"services": [service("echo", running=2, dispatched=3)], "more": 0}
-
-
-def test_requests_of_the_current_turn_are_counted_as_queued(broker):
-    broker.receive([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
-    assert ask(broker, b"mmi.services", b"lost")["services"] == [LOST | {"queued": 2}]
-
-
-def test_mmi_stats_reports_late_replies():  # C32
-    broker = Broker(now=0, first_address=1)
-    feed(broker, ready(), *[request(), final(1)] * 3)
-    assert ask(broker, b"mmi.stats", b"")["late"] == 2
 
 
 # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,7 +37,7 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_c42_a_broker_without_descriptors_says_so_and_serves_again_when_it_has_some() -> None:
+def test_c42_a_broker_without_descriptors_says_so_and_serves_again_when_it_has_some() -> None:  # C42
     with process("mdp-broker", "--bind", "tcp://127.0.0.1:*") as broker:
         endpoint = broker.line("tcp://", "stdout")
         kept = RawPeer(endpoint)

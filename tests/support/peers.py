@@ -178,11 +178,6 @@ class Worker(Peer):
         """Expect a DISCONNECT, which in X1 may say why."""
         assert self.command() == [*self.head, self.DISCONNECT]
 
-    def break_rules(self) -> None:
-        """Send a second READY, for which the broker disconnects workers of any dialect."""
-        self.ready(b"another")
-        self.disconnected()
-
     def _is_heartbeat(self, message: Message) -> bool:
         return message == [*self.head, self.HEARTBEAT]
 
@@ -340,10 +335,6 @@ class X1Client(X1Peer, Client):
             assert len(message) == 6
         return message[5].decode(errors="replace")
 
-    def sent_away(self) -> None:
-        """Expect the DISCONNECT of a broker that drains."""
-        assert self.recv() == [*self.head, b"\x07", b"0"]
-
     def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
         if command == 7:
             return [rest] if rest else []
@@ -455,10 +446,6 @@ class Bench:
 
     def client(self, **settings: Any) -> Client:
         made: Client = self.connect(Client, **settings)
-        return made
-
-    def old_client(self, **settings: Any) -> OldClient:
-        made: OldClient = self.connect(OldClient, **settings)
         return made
 
     def worker(self, service: bytes | None = None, **settings: Any) -> Worker:

@@ -473,7 +473,7 @@ def test_two_titanics_run_each_request_once(bench, url, pool):
 
 
 @on_postgresql
-def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):
+def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):  # C31
     # Two Titanics: if the lease were not renewed, the other would take the request.
     with serving(bench.endpoint, url, lease=6), serving(bench.endpoint, url, lease=6):
         workers = [bench.x1_worker(b"slow") for _ in range(2)]
@@ -519,7 +519,7 @@ def held_by(path):
     return int(eventually(lambda: path.exists() and path.read_text()))
 
 
-def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
+def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):  # C31
     titanic, worker = Titanic(client), bench.x1_worker(b"slow")
     with titanic_process(bench.endpoint, url, "--lease", "5") as first:
         first.line("serving titanic.request")

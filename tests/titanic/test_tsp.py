@@ -106,7 +106,7 @@ def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, server):
     assert UUID.fullmatch(uuid)
 
 
-def test_c27_a_request_is_stored_before_it_is_answered(bench, server, url):
+def test_c27_a_request_is_stored_before_it_is_answered(bench, server, url):  # C27
     client = bench.client()
     for number in range(20):
         uuid = submit(client, b"nobody", b"%d" % number, b"")
@@ -158,7 +158,7 @@ def test_c30_a_request_without_service_and_body_is_400(bench, server, url):
 
 
 @pytest.mark.parametrize("body", [[b""], [b"", b""], [b"one"], [b"", b"\0\xff", b"", b"three", b""], [b"200", b"300"]])
-def test_c28_the_reply_has_all_frames_also_empty_ones(bench, server, body):
+def test_c28_the_reply_has_all_frames_also_empty_ones(bench, server, body):  # C28
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", *body)
     worker.final(worker.work(*body), *body)
@@ -227,7 +227,7 @@ def test_c30_an_invalid_uuid_is_400_and_changes_nothing(bench, server, url, serv
 # ── titanic.close ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c29_close_deletes_the_request_and_its_reply(bench, server, url):
+def test_c29_close_deletes_the_request_and_its_reply(bench, server, url):  # C29
     client, worker = bench.client(), bench.worker(b"echo")
     uuid, other = submit(client, b"echo", b"1"), submit(client, b"echo", b"2")
     address = worker.work(b"1")

@@ -59,23 +59,6 @@ def test_heartbeats_and_silence():  # C13
     assert broker.stats.lost == {"silent": 1}
 
 
-def test_a_busy_worker_has_a_grace():  # C34
-    broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
-    feed(broker, READY, CALL)
-    for now in range(1, 10):
-        assert turns.tick(broker, now + 0.1) in ([HEARTBEAT], [])
-    assert feed(broker, final(), now=9.9) == [ANSWER]
-
-
-def test_a_workers_request_goes_to_another():  # C17
-    broker = new_broker()
-    feed(broker, READY, CALL)
-    assert feed(broker, [b"v", b"\x01"]) == []
-    assert turns.unreachable(broker, b"w", 5, 0) == [work(2, b"v")]
-    assert feed(broker, final()) == []  # late
-    assert feed(broker, final(2, b"v")) == [ANSWER]
-
-
 @pytest.mark.parametrize(("message", "reason"), [(READY, "second-ready"), (final(7), "reply-to-wrong-client")])
 def test_a_worker_that_breaks_the_rules_is_forgotten_without_a_word(message, reason):  # C14
     broker = new_broker()
@@ -84,29 +67,6 @@ def test_a_worker_that_breaks_the_rules_is_forgotten_without_a_word(message, rea
     assert broker.stats.disconnected == {reason: 1}
     assert feed(broker, HEARTBEAT) == []
     assert feed(broker, READY) == [work(2)]
-
-
-def test_partials_are_collected():  # C24
-    broker = new_broker()
-    turns.receive(broker, [b"x", b"MDPW02", b"\x01", b"echo"], 0)
-    assert feed(broker, CALL) == [[b"x", b"MDPW02", b"\x02", b"1", b"", b"hello"]]
-    assert turns.receive(broker, [b"x", b"MDPW02", b"\x03", b"1", b"", b"one"], 0) == []
-    assert turns.receive(broker, [b"x", b"MDPW02", b"\x04", b"1", b"", b"end"], 0) == [[b"c", b"", b"one", b"end"]]
-
-
-def test_a_reply_that_is_too_large_can_be_followed_by_one_that_fits():  # C15
-    broker = new_broker(max_message=1000, heartbeat=1, liveness=3, busy_grace=60)
-    feed(broker, READY, CALL)
-    assert feed(broker, final(body=b"x" * 1001)) == []
-    assert feed(broker, final()) == [ANSWER]
-    feed(broker, CALL)
-    assert feed(broker, final(2, body=b"x" * 1001)) == []
-    now = 0.0
-    while broker.directory.workers:
-        now += 1
-        assert turns.tick(broker, now) in ([HEARTBEAT], [])
-    assert broker.stats.dropped == {"reply-too-large": 1}
-    assert broker.stats.disconnected == {"oversized-reply": 1}
 
 
 def test_a_reply_over_the_limits_says_nothing_about_a_worker_of_another_role():  # C45

@@ -28,19 +28,6 @@ def test_a_line_shows_bytes_as_text(journal, caplog):
     assert caplog.record_tuples == [("zmdp.test", logging.WARNING, "worker 00ff of echo: silent")]
 
 
-def test_lines_of_one_kind_are_bounded(journal, caplog):
-    for number in range(LINES + 3):
-        journal.note(0, logging.INFO, "kind", "line %d", number)
-    assert caplog.messages == [f"line {number}" for number in range(LINES)]
-
-
-def test_one_kind_does_not_silence_another(journal, caplog):
-    for _ in range(LINES + 3):
-        journal.note(0, logging.INFO, "kind", "line")
-    journal.note(0, logging.INFO, "other", "other")
-    assert caplog.messages == ["line"] * LINES + ["other"]
-
-
 def test_what_was_left_out_is_summarised_at_the_end_of_the_period(journal, alarms, caplog):
     assert alarms.due == math.inf
     for _ in range(LINES + 3):
@@ -56,17 +43,6 @@ def test_what_was_left_out_is_summarised_at_the_end_of_the_period(journal, alarm
     assert len(caplog.messages) == LINES + 2
 
 
-def test_every_kind_has_its_own_period(journal, alarms, caplog):
-    for start, kind in ((1, "first"), (2, "second")):
-        for _ in range(LINES + 1):
-            journal.note(start, logging.INFO, kind, "line")
-    journal.flush(1 + PERIOD)
-    assert caplog.messages[-1] == "first: 1 more in the last 10 s"
-    assert alarms.due == 2 + PERIOD
-    journal.flush(2 + PERIOD)
-    assert caplog.messages[-1] == "second: 1 more in the last 10 s"
-
-
 def test_a_line_in_the_next_period_comes_after_the_summary(journal, caplog):
     for _ in range(LINES + 3):
         journal.note(1, logging.INFO, "kind", "line")
@@ -78,20 +54,6 @@ def test_a_kind_can_have_a_bound_of_its_own(journal, caplog):
     for _ in range(LINES + 3):
         journal.note(1, logging.INFO, "kind", "line", lines=LINES + 2)
     assert len(caplog.messages) == LINES + 2
-
-
-def test_a_period_lasts_from_its_first_line(journal, caplog):
-    for _ in range(LINES):
-        journal.note(1, logging.INFO, "kind", "line")
-    journal.note(1 + PERIOD - 0.001, logging.INFO, "kind", "left out")
-    assert caplog.messages == ["line"] * LINES
-
-
-def test_a_period_without_left_out_lines_is_not_mentioned(journal, caplog):
-    for _ in range(LINES):
-        journal.note(0, logging.INFO, "kind", "line")
-    journal.note(PERIOD, logging.INFO, "kind", "again")
-    assert caplog.messages == ["line"] * LINES + ["again"]
 
 
 def test_every_period_has_its_own_lines(journal, caplog):

@@ -15,10 +15,8 @@ from support.x1_messages import (
     client_heartbeat,
     disconnected,
     error,
-    failure,
     feed,
     final,
-    heartbeat,
     leave,
     packed,
     part,
@@ -175,14 +173,6 @@ def test_a_worker_at_another_broker_can_ask_for_the_dialect_as_well(kinds, asked
     assert options == b""  # it has not asked
 
 
-def test_requests_go_both_ways_over_one_connection():
-    mesh = pair()
-    mesh.receive("a", ready(service=b"other"))
-    mesh.wait()
-    (address,) = work(mesh.receive("b", request(service=b"other"))["a"])
-    assert mesh.receive("a", final(address))["b"] == [answer()]
-
-
 def test_local_workers_come_first_then_others_with_free_credit():
     mesh = pair()
     mesh.receive("a", ready())
@@ -190,17 +180,6 @@ def test_local_workers_come_first_then_others_with_free_credit():
     sent = mesh.receive("a", request(1), request(2), request(3))
     assert len(work(sent["a"])) == len(work(sent["b"])) == 1
     assert mesh["a"].registry.queued == 1  # both workers are busy, and there is a local one
-
-
-def test_a_service_without_local_workers_waits_where_its_workers_are():
-    mesh = pair()
-    mesh.receive("b", ready(b"w2"))
-    mesh.wait()
-    sent = mesh.receive("a", *(request(number) for number in range(1, 6)))
-    assert len(work(sent["b"])) == len(work(sent["b"], b"w2")) == 1
-    assert mesh["a"].registry.queued == 3  # as many as their credit are passed on
-    sent = mesh.receive("b", final(work(sent["b"])[0]))
-    assert len(work(sent["b"])) == 1
 
 
 @pytest.mark.parametrize("kind", ["peer", "parent"])
@@ -216,28 +195,6 @@ def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     assert [len(work(sent[name])) for name in "bcd"] == [1, 3, 2]
 
 
-def test_a_cancelled_request_is_cancelled_where_it_is():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    sent = mesh.receive("a", cancel())
-    assert sent["a"] == [error(499, "cancelled")]
-    assert sent["b"] == [withdraw(address)]
-    mesh.receive("b", final(address))
-    assert mesh["a"].registry.running == mesh["b"].registry.running == 0
-
-
-def test_the_errors_of_handlers_and_brokers_pass():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    assert mesh.receive("b", failure(address, code=404, text=b"no such user"))["a"] == [
-        error(404, "no such user", detail=(b"",))
-    ]
-    (address,) = work(mesh.receive("a", request(2, ttl=500))["b"])
-    sent = mesh.wait(1.0)
-    assert sent["a"] == [error(408, "its time passed while a worker held it", 2)]
-    assert not mesh["b"].directory.clients
-
-
 def test_the_ttl_is_what_is_left():
     mesh = pair()
     mesh.receive("a", request(0))
@@ -249,38 +206,6 @@ def test_the_ttl_is_what_is_left():
 
 
 # ── the end of links and workers ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_is_placed_again_when_its_link_breaks():
-    mesh = pair()
-    mesh.receive("a", request())
-    sent = mesh.cut("a", mesh.identity)
-    assert not mesh["b"].directory.clients
-    assert sent["b"] == [withdraw(1001)]
-    assert mesh["a"].registry.queued == 1
-    (address,) = work(mesh.receive("a", ready())["a"])
-    assert mesh.receive("a", final(address))["a"] == [answer()]
-
-
-def test_a_stream_ends_with_its_link():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    mesh.receive("b", partial(address))
-    assert mesh.cut("a", mesh.identity)["a"] == [
-        error(502, "its worker was lost after a PARTIAL, so it cannot be retried")
-    ]
-
-
-def test_each_link_has_heartbeats_of_its_own():
-    mesh = Mesh("a", "b", "c")
-    one = mesh.link("a", "b")
-    mesh.wait(0.5)
-    other = mesh.link("a", "c")
-    beats = [mesh["a"].links.by_identity[each].heartbeat_at for each in (one, other)]
-    mesh.now = beats[0]
-    mesh.wait(0)
-    after = [mesh["a"].links.by_identity[each].heartbeat_at for each in (one, other)]
-    assert after == [beats[0] + mesh["a"].limits.heartbeat, beats[1]]
 
 
 def test_each_link_has_pauses_of_its_own():
@@ -295,23 +220,6 @@ def test_each_link_has_pauses_of_its_own():
     assert link_events(mesh["a"]) == [OpenLink(one)]
 
 
-def test_a_link_is_opened_again_after_a_pause_and_for_ever():
-    mesh = pair()
-    mesh.cut("a", mesh.identity)
-    for _ in range(20):
-        turns.tick(mesh["a"], mesh.now)
-        assert link_events(mesh["a"]) == [CloseLink(mesh.identity)]
-        mesh.now = mesh["a"].links.by_identity[mesh.identity].retry_at
-        turns.tick(mesh["a"], mesh.now)
-        assert link_events(mesh["a"]) == [OpenLink(mesh.identity)]
-        turns.link_failed(mesh["a"], mesh.identity, "nothing answers", mesh.now)
-    mesh.now += 10
-    mesh.open("a", mesh.identity, "b")
-    mesh.receive("b", ready(b"w2"))
-    mesh.wait()
-    assert len(work(mesh.receive("a", request())["b"], b"w2")) == 1
-
-
 def test_links_that_end_leave_no_cycles():
     """`mdp-broker` runs without the collector that would find them."""
     mesh = pair()
@@ -323,31 +231,6 @@ def test_links_that_end_leave_no_cycles():
             mesh.open("a", mesh.identity, "b")
             mesh.wait()
         assert gc.collect() == 0
-
-
-def test_a_late_reply_over_a_new_link_is_dropped():
-    mesh = pair()
-    (address,) = work(mesh.receive("a", request())["b"])
-    mesh.cut("a", mesh.identity)
-    mesh.now += 1
-    mesh.open("a", mesh.identity, "b")
-    mesh.wait()
-    assert mesh.receive("b", final(address))["a"] == []
-
-
-def test_a_request_goes_to_another_broker_when_a_worker_dies():
-    mesh = Mesh("a", "b", "c")
-    mesh.link("a", "b")
-    mesh.link("a", "c")
-    mesh.receive("b", ready())
-    mesh.receive("c", ready())
-    mesh.wait()
-    sent = mesh.receive("a", request())
-    at, other = ("b", "c") if work(sent["b"]) else ("c", "b")
-    mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route(at, turns.unreachable(mesh[at], b"w", 0, mesh.now))
-    mesh.route(at, turns.unreachable(mesh[at], b"w", mesh[at].turn, mesh.now))
-    assert len(work(mesh.sent[other])) == 1
 
 
 def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together():
@@ -382,13 +265,6 @@ def test_a_request_waits_at_its_first_broker_when_no_worker_is_left():
     assert sent["a"] == [(b"w", "REQUEST", 2, 0, 2, b"", b"x")]
 
 
-def test_without_wait_it_is_told_that_no_worker_is_left():
-    mesh = pair()
-    mesh.receive("b", leave())
-    mesh.wait()
-    assert mesh.receive("a", request(wait=False))["a"] == [error(404, "no worker offers the service")]
-
-
 def test_a_draining_broker_withdraws_its_services_and_returns_requests():
     mesh = pair()
     mesh.receive("a", request(1))
@@ -399,16 +275,6 @@ def test_a_draining_broker_withdraws_its_services_and_returns_requests():
     assert mesh.ask("a", b"mmi.services")["services"][0]["remote_credit"] == 0
     assert mesh.receive("b", final(1001))["a"] == [answer()]
     assert mesh["b"].drained
-
-
-def test_a_closing_broker_returns_what_it_has():
-    mesh = pair()
-    mesh.receive("a", request(1))
-    mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route("b", turns.close(mesh["b"], mesh.now))
-    assert mesh.sent["a"] == []
-    assert mesh["a"].registry.queued == 1
-    assert mesh.ask("a", b"mmi.brokers")["links"][0]["trouble"] == "the other broker has shut down"
 
 
 def test_a_closing_broker_ends_what_it_has_passed_on():
@@ -510,13 +376,6 @@ def test_a_broker_is_not_linked_to_itself():
     assert trouble(mesh, "a") == ["broker a cannot be linked to itself"]
 
 
-def test_two_brokers_of_the_same_name_are_not_linked():
-    mesh = Mesh("a", "b")
-    mesh["b"].links.name = "a"
-    mesh.link("a", "b")
-    assert trouble(mesh, "a") == ["both brokers are named a: start one with another --name"]
-
-
 def test_two_brokers_of_the_same_name_are_not_linked_to_a_third():
     mesh = Mesh("a", "b", "c")
     mesh["c"].links.name = "b"
@@ -563,14 +422,6 @@ def test_an_answer_without_a_body_is_counted_as_such():
     assert other.broker.stats.invalid == {"no-body": 1}
 
 
-def test_a_broker_is_known_by_name_however_many_services_it_announces():
-    mesh = Mesh("a", "b", limits=Limits(max_services=2))
-    mesh.receive("b", ready(), ready(b"w2", b"other"))
-    mesh.link("a", "b")
-    mesh.wait()
-    assert [each["name"] for each in mesh.ask("a", b"mmi.brokers")["brokers"]] == ["b"]
-
-
 def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
     other = Other(opens=True)
     other.receive(ends(b"x" * 10_000))
@@ -583,11 +434,6 @@ def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
     other.receive(ends("schließt\n12:00 ERROR".encode()))
     assert other.link.trouble == "the other broker has ended it: schließt?12:00 ERROR"
     assert all(record.getMessage().isprintable() for record in caplog.records)
-
-
-def test_a_request_addressed_to_this_broker_does_not_count_on_the_credit_of_others():
-    mesh = pair()
-    assert mesh.receive("a", request(broker="a", wait=False))["a"] == [error(404, "no worker offers the service")]
 
 
 def test_a_new_connection_of_a_link_replaces_the_old_one():
@@ -646,16 +492,6 @@ def test_a_silent_link_ends():
     assert mesh["a"].registry.queued == 1
 
 
-def test_heartbeats_keep_a_link():
-    mesh = pair()
-    for _ in range(20):
-        mesh.receive("b", heartbeat())
-        mesh.wait(1.0)
-    assert trouble(mesh, "a") == trouble(mesh, "b") == [""]
-    assert len(work(mesh.receive("a", request())["b"])) == 1
-    assert mesh["a"].stats.disconnected == mesh["b"].stats.disconnected == {}
-
-
 def test_a_connection_that_is_no_link_any_longer_is_told_so():
     mesh = Mesh("a")
     packed = batch.Batch((b"x",), b"MDPCL1")
@@ -691,12 +527,6 @@ def test_the_role_of_the_client_holds_at_every_broker():
     assert json.loads(mesh.receive("a", request(client=b"d", service=b"other"), role="staff")["b"][0][5]) == {
         "user": "staff", "admin": True,
     }  # fmt: skip
-
-
-def test_a_broker_refuses_what_its_own_file_does_not_allow():
-    mesh = secured(shop=Permissions("shop", call=("else",)))
-    (refused,) = mesh.receive("a", request(), role="shop")["a"]
-    assert refused[1:4] == ("ERROR", 1, 403)
 
 
 def test_only_a_role_with_link_may_link():
@@ -803,21 +633,6 @@ def test_a_broker_answers_probes_only_when_its_links_have_announced_everything()
     mesh.route("b", [announced])
     assert probed(mesh) == COMES_BACK
     assert mesh.receive("a", request(wait=False))["b"]
-
-
-def test_a_broker_whose_link_fails_answers_probes():
-    mesh, identity = held_back()
-    turns.link_opened(mesh["a"], identity, mesh.now)
-    assert probed(mesh) == STAYS_AWAY
-    turns.link_failed(mesh["a"], identity, "nothing is listening there", mesh.now)
-    assert probed(mesh) == COMES_BACK
-
-
-def test_a_second_link_between_two_brokers_does_not_delay_answers_to_probes():
-    mesh = pair()
-    mesh.link("a", "b")
-    mesh.wait()
-    assert probed(mesh) == COMES_BACK
 
 
 def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_long():
@@ -1016,13 +831,6 @@ def test_a_malformed_request_over_a_link_is_answered(record, reason):
     assert not other.broker.directory.clients
 
 
-def test_a_number_is_in_use_over_a_link_as_well():
-    other = Other()
-    other.receive(ready())
-    assert other.say(AS_CLIENT, asks(), asks()) == [refused(400, "number-in-use", "broker a: malformed: number-in-use")]
-    assert len(work(other.sent)) == 1
-
-
 def test_a_request_over_a_link_has_the_limits_of_every_broker():
     other = Other(limits=Limits(max_message=1000))
     other.receive(ready())
@@ -1186,19 +994,6 @@ def test_a_reply_in_pieces_is_put_together_for_a_client_that_takes_one():
     assert mesh.receive("b", final(address, body=b"done"))["a"] == [[b"c", b"", b"MDPC01", b"echo", b"part", b"done"]]
 
 
-def test_what_a_client_that_takes_one_reply_gets_through_a_link_is_limited():
-    mesh = Mesh("a", "b", limits=Limits(max_message=1000))
-    mesh.link("a", "b")
-    mesh.receive("b", ready())
-    mesh.wait()
-    (address,) = work(mesh.receive("a", [b"c", b"", b"MDPC01", b"echo", b"x"])["b"])
-    mesh.receive("b", partial(address, body=b"x" * 600))
-    sent = mesh.receive("b", partial(address, body=b"x" * 600))
-    assert sent["a"] == []
-    assert sent["b"] == [withdraw(address)]
-    assert mesh["a"].stats.dropped == {"reply-too-large": 1}
-
-
 # ── requests that cannot be passed on ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -1355,21 +1150,6 @@ def test_many_services_are_announced_in_parts():
     mesh.wait()
     assert len(mesh["a"].directory.reachable) == 1501
     assert probed(mesh) == COMES_BACK
-
-
-def test_what_is_left_to_announce_follows_by_itself():
-    other = Other()
-    other.receive(*(ready(b"w%d" % number, b"s%d" % number) for number in range(1500)))
-    assert [len(other.wait()) for _ in range(3)] == [1000, 500, 0]
-
-
-def test_names_that_only_clients_use_do_not_delay_announcements():
-    mesh = pair()
-    mesh.receive("b", *(each for n in range(1500) for each in (request(n, service=b"%d" % n), cancel(n))))
-    mesh.receive("b", ready(b"v", b"new"))
-    mesh.wait()
-    assert set(mesh["a"].directory.reachable) == {b"echo", b"new", b"mmi.broker.b"}
-    assert [link.dirty for link in mesh["b"].links.by_identity.values()] == [{}]
 
 
 def test_the_deadline_is_when_something_can_be_announced():
@@ -1578,13 +1358,6 @@ def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
     assert list(broker.directory.reachable) == [b"echo"]  # which a shop may not offer
 
 
-def test_a_link_stays_while_its_role_may_link():
-    mesh = secured()
-    mesh.route("b", turns.grant(mesh["b"], ACCESS, mesh.now))
-    assert trouble_of(mesh) == [""]
-    assert len(work(mesh.receive("a", request(), role="shop")["b"])) == 1
-
-
 @pytest.mark.parametrize(
     ("user", "text"),
     [
@@ -1720,14 +1493,6 @@ def test_a_broker_that_has_answered_gets_what_it_can_take():
     assert len(given) == MORE + 1 - MAX_UNANSWERED
 
 
-def test_what_is_returned_makes_room_at_a_broker_that_has_not_answered():
-    other = Other()
-    other.say(AS_WORKER, offers(credit=MORE, free=MORE), offers(b"other", credit=9, free=9))
-    first, *_ = given_ids(other.take(asked(MAX_UNANSWERED)))
-    assert given_ids(other.take(request(MORE + 1, service=b"other"))) == []
-    assert len(given_ids(other.say(AS_WORKER, ("signal", 11, first)))) == 1
-
-
 def test_a_link_that_speaks_as_a_client_remains_a_link():
     mesh = Mesh("a", "b")
     identity = mesh.link("a", "b")
@@ -1772,13 +1537,6 @@ def test_a_broker_that_is_addressed_tells_which_brokers_know_more():
     nothing = {"service": "echo", "workers": 0, "abouts": []}
     assert described(mesh, "a1", broker="r") == {**nothing, "broker": "r", "brokers": ["b"]}
     assert described(mesh, "a1", broker="a1") == {**nothing, "broker": "a1", "brokers": ["a"]}
-
-
-def test_workers_here_are_described_here():
-    mesh = described_tree(a={"version": "2"}, b1={"version": "1"})
-    found = described(mesh, "a")
-    assert (found["broker"], found["brokers"]) == ("a", ["r"])
-    assert found["abouts"] == [{"workers": 1, "about": {"version": "2"}}]
 
 
 def test_a_question_about_a_service_names_the_broker_that_is_lost():

@@ -126,18 +126,6 @@ def test_the_counts_of_a_service_outlive_it(world):
     assert world.echo()["outcomes"] == {"ok": 2}
 
 
-def test_so_do_those_of_one_that_was_called_with_empty_frames_only(world):
-    world.after(0, ready())
-    world.after(1, final(address_in(world.after(0, request(body=b"")))), leave())
-    assert (world.echo()["workers"], world.echo()["outcomes"]) == (0, {"ok": 1})
-
-
-def test_what_never_was_a_service_is_not_kept_by_name(world):
-    world.after(0, request(service=b"nobody", options=b'{"wait":false}'))
-    answer = world.metrics()
-    assert (answer["services"], answer["others"]["outcomes"]) == ([], {"404": 1})
-
-
 def counted(name, ok=1):
     metrics = ServiceMetrics(name)
     for _ in range(ok):
@@ -158,14 +146,6 @@ def test_the_counts_of_services_long_gone_are_added_up():
     metrics.forget(b"never")
     metrics.forget(b"0")  # nothing was counted
     assert b"0" not in metrics.by_name
-
-
-def test_pages_are_in_the_order_of_names():
-    metrics = Metrics()
-    for name in (b"b", b"a", b"d", b"c"):
-        metrics.of(name)
-    assert [each.name for each in metrics.page(b"", 3)] == [b"a", b"b", b"c"]
-    assert [each.name for each in metrics.page(b"c", 3)] == [b"d"]
 
 
 def test_a_page_has_a_hundred_services(world):

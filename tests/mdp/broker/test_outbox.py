@@ -33,14 +33,6 @@ def outbox_with(*messages, port=None, **limits):
     return outbox
 
 
-def test_an_empty_outbox_sends_nothing():
-    outbox, wire = outbox_with(), Wire()
-    assert not outbox
-    assert b"a" not in outbox
-    assert list(outbox.flush(wire)) == []
-    assert wire.sent == []
-
-
 def test_what_is_kept_is_sent_in_order():
     outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"]), Wire()
     assert outbox
@@ -69,13 +61,6 @@ def test_a_peer_that_is_gone_is_told_of_with_the_turn_of_the_first_message_that_
     assert not outbox
 
 
-def test_the_peers_for_which_something_is_kept():
-    outbox = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"])
-    assert (b"a" in outbox, b"b" in outbox) == (True, True)
-    outbox.discard(b"a")
-    assert (b"a" in outbox, b"b" in outbox) == (False, True)
-
-
 def test_a_peer_that_takes_some_keeps_the_rest():
     outbox = outbox_with([b"a", b"1"], [b"a", b"2"])
     answers = iter([0, EAGAIN])
@@ -85,13 +70,6 @@ def test_a_peer_that_takes_some_keeps_the_rest():
     assert wire.sent == [[b"a", b"2"]]
 
 
-def test_a_peer_that_is_gone_is_told_of_once():
-    outbox, wire = outbox_with([b"a", b"1"], [b"a", b"2"], [b"b", b"1"]), Wire(a=EHOSTUNREACH)
-    assert list(outbox.flush(wire)) == [(b"a", 0)]
-    assert wire.sent == [[b"b", b"1"]]
-    assert not outbox
-
-
 def test_a_peer_may_be_discarded_while_another_turns_out_to_be_gone():
     # the server does so: what follows from the loss of one peer may be one message too many for the next
     outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"c", b"1"]), Wire(a=EHOSTUNREACH)
@@ -99,21 +77,6 @@ def test_a_peer_may_be_discarded_while_another_turns_out_to_be_gone():
         outbox.discard(b"b")
     assert wire.sent == [[b"c", b"1"]]
     assert not outbox
-
-
-def test_a_message_may_be_added_while_a_peer_turns_out_to_be_gone():
-    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"]), Wire(a=EHOSTUNREACH)
-    for _ in outbox.flush(wire):
-        assert outbox.add([b"b", b"2"], 2)
-    assert wire.sent == [[b"b", b"1"], [b"b", b"2"]]
-    assert not outbox
-
-
-def test_a_discarded_peer_is_forgotten():
-    outbox = outbox_with([b"a", b"1"], [b"b", b"1"])
-    outbox.discard(b"a")
-    outbox.discard(b"stranger")
-    assert (b"a" in outbox, b"b" in outbox) == (False, True)
 
 
 def test_messages_for_one_peer_are_bounded():

@@ -19,7 +19,6 @@ from support.x1_messages import (
     partial,
     release,
     request,
-    together,
     told,
     work,
 )
@@ -65,12 +64,6 @@ def error(code, client=b"c", number=1):
 
 
 # ── what may be called and offered ───────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_role_calls_what_it_may():
-    broker = broker_with()
-    assert receive(broker, "farm", ready()) == []
-    assert receive(broker, "shop", request()) == [work(options=b'{"user":"shop"}')]
 
 
 def test_a_request_that_is_not_allowed_leaves_no_trace():
@@ -156,15 +149,6 @@ def test_a_client_that_does_not_speak_x1_has_a_user_too():
     assert options_of(sent) == {"user": "shop", "dialect": "0.2"}
 
 
-def test_each_request_of_a_message_says_who_asks():
-    broker = broker_with()
-    receive(broker, "farm", ready(credit=10))
-    asked = together(request(1, ttl=5000, options=b'{"user":"ops","x":1}'), request(2))
-    assert receive(broker, "shop", asked) == [
-        work(1, ttl=5000, options=b'{"user":"shop","x":1}'), work(2, options=b'{"user":"shop"}'),
-    ]  # fmt: skip
-
-
 def test_without_access_control_nobody_can_claim_to_be_a_user():
     broker = Broker(now=0, first_address=1)
     claims = b'{"user":"ops","admin":true,"headers":{"a":"b"}}', b'{"user":"ops","on_behalf":"shop"}'
@@ -222,7 +206,7 @@ def held_by_a_worker():
         [b"c", C02, b"\x01", b"echo", b"x"],
     ],
 )
-def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
+def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):  # C45
     broker = held_by_a_worker()
     before = broker.directory.workers[b"w"].last_seen, broker.registry.request_bytes
     assert turns.receive(broker, message, 1, broker.roles.named("ops")) == []

@@ -106,10 +106,11 @@ def test_an_id_stays_while_the_state_changes(world):
 
 
 def test_requests_of_the_current_turn_wait(world):
-    world.broker.receive(ready(), world.now)
-    world.broker.receive(request(), world.now)
+    for message in (ready(), request(), old()):
+        world.broker.receive(message, world.now)
     rows, more = world.broker.watch.in_flight(b"", lambda name: True, 10, world.now)
-    assert ([row["state"] for row in rows], more) == (["waiting"], 0)
+    assert ([row["state"] for row in rows], more) == (["waiting", "waiting"], 0)
+    assert [world.broker.watch.find(row["id"]).size for row in rows] == [1, 3]
 
 
 def test_clients_are_told_apart_without_their_routing_ids(world):

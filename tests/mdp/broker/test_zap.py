@@ -165,14 +165,6 @@ def test_a_socket_that_is_not_the_brokers_admits_nobody(door):
     assert door.gate.counts == {"wrong-domain": 1}
 
 
-def test_a_revoked_key_is_refused_and_a_new_one_admitted_from_then_on(door):
-    assert door.knock(SHOP.apply) == SHOP.public.decode()
-    door.gate.access = rules(web=WEB, stranger=STRANGER)
-    assert door.knock(SHOP.apply) == 400
-    assert door.knock(STRANGER.apply) == STRANGER.public.decode()
-    assert door.gate.counts == {"admitted": 2, "unknown-key": 1}
-
-
 def test_a_protected_socket_admits_nobody_where_no_gate_answers(door):
     door.close_router()
     with zmq.Context() as elsewhere:

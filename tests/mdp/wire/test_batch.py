@@ -1,15 +1,17 @@
 """X1's messages: pure and compiled, each rule of them, and any bytes instead of them."""
 
 import struct
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from random import Random
 
-import fuzz_batch
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import wire
-from zmdp.mdp.wire import CX1, MAX_OPTIONS, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason, x1
+from zmdp.mdp.wire import CX1, MAX_OPTIONS, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason, batch, x1
 from zmdp.mdp.wire.x1 import MAX_ATTACHED_BYTES, MAX_ATTACHMENTS, MAX_RECORDS, MAX_RECORDS_BYTES
 
 ROUTE = (b"id", b"")
@@ -18,14 +20,30 @@ MAX_FRAMES = 4
 LARGEST = (1 << 64) - 1
 
 
+@cache
+def implementations():
+    """`batch` in pure Python, and compiled if it is."""
+    source = Path(batch.__file__).with_name("batch.py")
+    if Path(batch.__file__) == source:
+        return {"pure": batch}
+    spec = spec_from_file_location("zmdp.mdp.wire.pure_batch", source)
+    pure = module_from_spec(spec)
+    spec.loader.exec_module(pure)
+    return {"pure": pure, "compiled": batch}
+
+
 @pytest.fixture(scope="module", params=["pure", pytest.param("compiled", marks=pytest.mark.compiled_only)])
 def implementation(request):
-    return fuzz_batch.implementations()[request.param]
+    return implementations()[request.param]
 
 
 def both():
     """The implementations there are: where one is compiled, they are compared."""
-    return list(fuzz_batch.implementations().values())
+    return list(implementations().values())
+
+
+def body_of(command):
+    return command.detail if isinstance(command, wire.Error) else getattr(command, "body", [])
 
 
 def record(command, number, rest=b""):
@@ -167,7 +185,7 @@ def test_what_is_packed_is_read_by_either_implementation(direction, data):
                     [*ROUTE, header, b"\x09", records, *attachments], 2, *((ROUTE, *limits) if limits else ())
                 )
             assert [*map(shaped, commands)] == [shaped(command) for _, command in added]
-            kinds = {type(each) for command in commands for each in fuzz_batch.body_of(command)}
+            kinds = {type(each) for command in commands for each in body_of(command)}
             assert kinds <= ({bytes, memoryview} if as_views else {bytes})
 
 
@@ -335,33 +353,14 @@ RAW = b'{"ttl":5,"wait":false}'
 INFORMED = b'{"credit":5,"name":"w","host":"h","pid":7,"version":"1","dialect":true,"hops":1,"free":2}'
 VIEW = memoryview(b"L" * SHARED)
 
-READ = {  # direction, records, attachments; and what is read
+READ = {  # direction, records, attachments; and what is read, beside what the property above packs and reads
     "nothing": ("from_client", b"", [], []),
     # from a client
-    "REQUEST": ("from_client", request(), [], [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 7)]),
-    "REQUEST with a ttl": (
-        "from_client",
-        request(ttl=1500),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 7, 1.5)],
-    ),
     "REQUEST with options, whose ttl is not X1's": (
         "from_client",
         request(options=RAW),
         [],
         [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, False), 7)],
-    ),
-    "REQUEST with both": (
-        "from_client",
-        request(ttl=0xFFFFFFFF, options=RAW),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, False), 7, 4294967.295)],
-    ),
-    "a number of 64 bits": (
-        "from_client",
-        request(LARGEST) + record(5, 1 << 62),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, LARGEST), wire.Cancel(ROUTE, CX1, 1 << 62)],
     ),
     "attachments, in order": (
         "from_client",
@@ -386,19 +385,6 @@ READ = {  # direction, records, attachments; and what is read
         [wire.Request(ROUTE, CX1, b"echo", [b"x" * MAX_BODY, b"", b"", b""], NO_OPTIONS, 7)],
     ),
     # from a worker
-    "PARTIAL": ("from_worker", record(3, 7, body(b"x")), [], [wire.Reply(ROUTE, WX1, False, 7, [b"x"])]),
-    "FINAL": ("from_worker", record(4, LARGEST, body(None)), [VIEW], [wire.Reply(ROUTE, WX1, True, LARGEST, [VIEW])]),
-    "ERROR": ("from_worker", error(7, text=b"\xff"), [], [wire.Error(ROUTE, WX1, 7, 500, b"\xff", [])]),
-    "ERROR with a detail": (
-        "from_worker",
-        error(7, code=999, rest=body(None)),
-        [VIEW],
-        [wire.Error(ROUTE, WX1, 7, 999, b"why", [VIEW])],
-    ),
-    "ERROR with an empty detail": (
-        "from_worker", error(7, code=0, text=b"", rest=body(b"")), [], [wire.Error(ROUTE, WX1, 7, 0, b"", [b""])]
-    ),
-    "READY": ("from_worker", ready(64), [], [wire.Ready(ROUTE, WX1, b"echo", 64)]),
     "READY with options, whose credit is not X1's": (
         "from_worker",
         ready(0, options=INFORMED),
@@ -409,8 +395,6 @@ READ = {  # direction, records, attachments; and what is read
         "from_worker", ready(options=b'{"about": {"version": "1", "codec": "json"}}'), [],
         [wire.Ready(ROUTE, WX1, b"echo", 1, about=b'{"version":"1","codec":"json"}')],
     ),
-    "CREDIT": ("from_worker", record(10, 0, b"\xff\xff\xff\xff"), [], [wire.Credit(ROUTE, WX1, 0xFFFFFFFF)]),
-    "RELEASE": ("from_worker", record(11, 1 << 63), [], [wire.Release(ROUTE, WX1, 1 << 63)]),
     "DISCONNECT": ("from_worker", record(6, 0), [], [wire.Disconnect(ROUTE, WX1)]),
     "DISCONNECT with a text": (
         "from_worker", record(6, 0, b"a\xffb") + record(11, 7), [],
@@ -421,36 +405,12 @@ READ = {  # direction, records, attachments; and what is read
         [wire.Disconnect(ROUTE, WX1, b"x" * x1.MAX_TEXT)],
     ),
     # to a client
-    "PARTIAL to a client": ("to_client", record(2, 7, body(b"x")), [], [wire.Reply((), CX1, False, 7, [b"x"])]),
-    "FINAL to a client": (
-        "to_client",
-        record(3, LARGEST, body(*[b""] * 9)),
-        [],
-        [wire.Reply((), CX1, True, LARGEST, [b""] * 9)],
-    ),
-    "ERROR to a client": (
-        "to_client",
-        error(4, text=b"a\xffb"),
-        [],
-        [wire.Error((), CX1, 7, 500, b"a\xffb", [])],
-    ),
-    "ERROR with a detail to a client": (
-        "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, 7, 500, b"", [b"d"])]
-    ),
     "LIMITS to a client": (
         "to_client", record(6, 0, bytes(5) + b"\1\0\0\0\0\4\0"), [], [wire.Limits((), CX1, 1 << 16, 1024)]
     ),
     "DISCONNECT to a client": ("to_client", record(7, 0), [], [wire.Disconnect((), CX1)]),
     "DISCONNECT with a text to a client": ("to_client", record(7, 0, b"why"), [], [wire.Disconnect((), CX1, b"why")]),
     # to a worker
-    "REQUEST to a worker": ("to_worker", work(), [], [wire.Request((), WX1, b"", [b"x"], NO_OPTIONS, 7, None, 1)]),
-    "REQUEST to a worker with all of it": (
-        "to_worker",
-        work(LARGEST, 1500, 255, RAW, body(None, b"x")),
-        [VIEW],
-        [wire.Request((), WX1, b"", [VIEW, b"x"], Options(RAW, False), LARGEST, 1.5, 255)],
-    ),
-    "CANCEL to a worker": ("to_worker", record(8, 7), [], [wire.Cancel((), WX1, 7)]),
     "DISCONNECT to a worker": ("to_worker", record(6, 0), [], [wire.Disconnect((), WX1)]),
     "DISCONNECT with a text to a worker": ("to_worker", record(6, 0, b"why"), [], [wire.Disconnect((), WX1, b"why")]),
 }  # fmt: skip
@@ -462,7 +422,7 @@ def test_records_are_read(implementation, direction, records, attachments, comma
         found = read(implementation, direction, form, *attachments)
         assert [*map(shaped, found)] == [*map(shaped, commands)]
     for command in found:
-        for frame in fuzz_batch.body_of(command):
+        for frame in body_of(command):
             assert (
                 type(frame) is memoryview
                 or frame == b""
@@ -603,7 +563,8 @@ WRONG = {  # direction, records, attachments; and what is read
         [wire.Oversized(ROUTE, WX1, Reason.TOO_LARGE, wire.ERROR, 7)],
     ),
     "ERROR without a code": ("from_worker", record(7, 7, b"\0"), [], UNREADABLE),
-    "ERROR, its text goes beyond": ("from_worker", record(7, 7, b"\0\0\0\2x"), [], UNREADABLE),
+    "ERROR, its reason goes beyond": ("from_worker", record(7, 7, b"\0\0\0\2x"), [], UNREADABLE),
+    "ERROR, its text goes beyond": ("from_worker", record(7, 7, bytes(5) + b"\0\2x"), [], UNREADABLE),
     "ERROR without a body": ("from_worker", error(7, rest=b""), [], UNREADABLE),
     "ERROR of four digits": ("from_worker", error(7, code=1000), [], [Invalid(Reason.BAD_CODE)]),
     "ERROR with two details": ("from_worker", error(7, rest=body(b"", b"")), [], [Invalid(Reason.TOO_MANY_FRAMES)]),
@@ -670,40 +631,56 @@ def test_a_message_may_end_after_its_header(implementation, direction):  # C43
     assert function([*ROUTE, CX1], 2, *limits) == function([*ROUTE, CX1, b"\x09"], 2, *limits) == []
 
 
-@directions
-@settings(max_examples=200)
-@given(records=st.binary(max_size=200), attachments=st.lists(st.binary(max_size=5), max_size=3))
-@example(records=b"", attachments=[])
-def test_any_bytes_are_read(direction, records, attachments):  # C43
-    del direction  # all of them are checked; it is only how often
-    fuzz_batch.check([*ROUTE, CX1, b"\x09", records, *attachments], MAX_BODY, MAX_FRAMES)
+def size_of(frames):
+    """Bytes of `frames`, but for what the broker has in place of a large frame in a question to itself."""
+    return sum(len(each) for each in frames if each is not wire.OVERLONG)
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
-def test_what_is_much_like_a_message_is_read(first):  # C43
-    for seed in range(first, first + 50):
-        fuzz_batch.fuzz(seed)
+def shape(command):
+    """Everything about a command that can be compared, types included."""
+    fields = [(type(field), tuple(field) if isinstance(field, Options) else field) for field in command]
+    return type(command), fields, [type(each) for each in body_of(command)]
 
 
-def test_the_fuzzer_reaches_every_command_and_every_reason():
-    """Else it would say nothing."""
-    read = [command for seed in range(300) for commands in fuzz_batch.fuzz(seed) for command in commands]
-    assert {type(command).__name__ for command in read} == {
-        "Cancel", "Credit", "Disconnect", "Error", "Invalid", "Limits", "Oversized", "Ready", "Release", "Reply",
-        "Request",
-    }  # fmt: skip
-    assert {command.reason for command in read if isinstance(command, Invalid)} == {
-        Reason.BAD_CODE, Reason.BAD_OPTIONS, Reason.BAD_RECORD, Reason.BAD_SERVICE, Reason.NO_BODY, Reason.TOO_LARGE,
-        Reason.TOO_MANY_FRAMES, Reason.UNKNOWN_COMMAND,
-    }  # fmt: skip
-    assert {command.reason for command in read if isinstance(command, wire.Oversized)} == {
-        Reason.TOO_LARGE, Reason.TOO_MANY_FRAMES,
-    }  # fmt: skip
+@st.composite
+def nearly_messages(draw):
+    """Records of commands, or some that are wrong, with some bytes removed, replaced, or added; and attachments."""
+    packed = batch.Batch((), CX1)
+    for (method, *arguments), _ in draw(st.lists(COMMANDS[draw(st.sampled_from([*COMMANDS]))], max_size=3)):
+        getattr(packed, method)(*arguments)
+    _, _, data, *attachments = next(iter(packed.messages()), [b"", b"", b""])
+    data = (
+        bytes(data) or draw(st.sampled_from([records for _, records, *_ in [*READ.values(), *WRONG.values()]]))[:5000]
+    )
+    for _ in range(draw(st.integers(0, 2))):
+        at, size = draw(st.integers(0, len(data))), draw(st.sampled_from([0, 1, 2, 4, 8]))
+        data = data[:at] + draw(st.binary(max_size=8)) + data[at + size :]
+    return data, [*attachments, *draw(st.lists(frames, max_size=1))]
 
 
-def test_the_fuzzer_packs_every_command():
-    messages = [message for seed in range(100) for message in fuzz_batch.check_packing(seed)]
-    assert {message[4][4] for message in messages} >= {1, 2, 3, 4, 5, 7, 8, 10, 11}
+@settings(max_examples=500)
+@given(
+    given_=st.tuples(st.binary(max_size=200), st.lists(frames, max_size=3)) | nearly_messages(),
+    as_view=st.booleans(),
+    limits=st.sampled_from([(0, 1024), (20, 1024), (1 << 20, 1), (1 << 20, 2)]),
+)
+@example(given_=(b"", []), as_view=False, limits=(MAX_BODY, MAX_FRAMES))
+def test_any_bytes_are_read_alike_and_take_no_more_memory_than_they_are(given_, as_view, limits):  # C43
+    records, attachments = given_
+    message = [*ROUTE, CX1, b"\x09", memoryview(records) if as_view else records, *attachments]
+    max_body, max_frames = limits
+    read = []
+    for module in both():
+        from_peers = [module.from_client(message, 2, ROUTE, *limits), module.from_worker(message, 2, ROUTE, *limits)]
+        read.append([*from_peers, module.to_client(message, 2), module.to_worker(message, 2)])
+        for commands in read[-1]:
+            assert len(commands) <= MAX_RECORDS + 1
+            assert sum(size_of(body_of(command)) for command in commands) <= size_of(message)
+        for command in [*from_peers[0], *from_peers[1]]:
+            assert size_of(body_of(command)) <= max_body
+            assert len(body_of(command)) <= max_frames
+    for other in read[1:]:
+        assert [[*map(shape, each)] for each in other] == [[*map(shape, each)] for each in read[0]]
 
 
 def test_what_is_shared_among_records_is_told_apart(implementation):

@@ -25,7 +25,7 @@ TOO_FEW = Invalid(Reason.TOO_FEW_FRAMES)
         ([b"amy"], TOO_FEW),
     ],
 )
-def test_what_a_client_sends(message, command):
+def test_what_a_client_sends(message, command):  # C46
     assert flp.decode_client(message) == command
 
 
@@ -39,7 +39,7 @@ def test_what_a_client_sends(message, command):
         ([b"tcp://a:1"], TOO_FEW),
     ],
 )
-def test_what_a_server_sends(message, command):
+def test_what_a_server_sends(message, command):  # C46
     assert flp.decode_server(message) == command
 
 
