@@ -14,7 +14,7 @@ from ..mdp.middleware import surrounded
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
-from .arguments import RequestArguments, SendArguments, StreamArguments, checked_body, checked_timeout
+from .arguments import RequestArguments, SendArguments, StreamArguments, checked_body, checked_timeout, in_group
 from .call import Call, encode_options
 from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .describing import DESCRIBE, Inquiry
@@ -124,8 +124,9 @@ class AsyncClient:
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
                 `timeout`.  It travels with the request as its ttl.
-            wait: If false, fail immediately when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service, or a limit does not let it start.
             headers: Passed to the handler.
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             options: Defined by the service (docs/reference/x1.md).
             retry: After which errors to send it again; by default the client's `retry`.
 
@@ -185,6 +186,7 @@ class AsyncClient:
         timeout: float | None = _DEFAULT,
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
+        group: str = "",
         options: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> Ask:
@@ -192,7 +194,7 @@ class AsyncClient:
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         again = self._retry if retry is None else checked_retry(retry, self.protocol)
         name, body = wire.service_name(service), checked_body(frames)
-        return Ask(name, body, limit, None, 0, False, wait, headers, options, again)
+        return Ask(name, body, limit, None, 0, False, wait, headers, in_group(options, group), again)
 
     @overload
     def stream(self, service: Streaming[None, O], **how: Unpack[StreamArguments]) -> AsyncGenerator[O, None]: ...
@@ -221,8 +223,9 @@ class AsyncClient:
             timeout: Seconds of silence after which the stream fails, or None for no limit.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
-            wait: If false, fail immediately when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service, or a limit does not let it start.
             headers: Passed to the handler.
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             options: Defined by the service (docs/reference/x1.md).
             retry: After which errors to send it again; by default the client's `retry`.
 
@@ -452,8 +455,9 @@ class AsyncClient:
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
                 `timeout`.
-            wait: If false, fail immediately when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service, or a limit does not let it start.
             headers: Passed to the handler.
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             options: Defined by the service (docs/reference/x1.md).
             retry: After which errors to send it again; by default the client's `retry`.
 

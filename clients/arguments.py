@@ -17,6 +17,7 @@ class SendArguments(TypedDict, total=False):
 
     wait: bool
     headers: Mapping[str, str] | None
+    group: str
     options: Mapping[str, Any] | None
     retry: Retry | None
 
@@ -43,6 +44,14 @@ class RetriedStreamArguments(RetriedArguments, total=False):
     """Keyword arguments of a stream that may take several attempts, which `Client.stream` describes."""
 
     deadline: float | None
+
+
+def in_group(options: Mapping[str, Any] | None, group: str) -> Mapping[str, Any] | None:
+    """Return `options` with the name of the request's group, if it has one."""
+    given: Any = group
+    if not isinstance(given, str):
+        raise SettingError(f"group is {given!r:.100}: it must be a text, such as the name of a tenant")
+    return {**(options or {}), "group": group} if group else options
 
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
@@ -90,9 +99,9 @@ def checked_max_outstanding(most: int) -> int:
 
 
 def check_legacy(*extensions: object) -> None:
-    """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, a retry, `wait=False`."""
+    """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, a group, options, a deadline, `wait=False` …"""
     if any(extensions):
-        names = "headers, options, deadline, retry and wait=False"
+        names = "headers, group, options, deadline, retry and wait=False"
         raise SettingError(f"{names} require protocol X1: MDP/0.2 cannot carry them")
 
 

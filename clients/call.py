@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..mdp import wire
 from ..mdp.codes import Code, request_error
-from ..mdp.errors import RequestError, RequestRejected, SettingError, StreamInterrupted, ZmdpError
-from ..mdp.limits import Limits
+from ..mdp.errors import RequestError, RequestRejected, RetryLater, SettingError, StreamInterrupted, ZmdpError
+from ..mdp.limits import LARGEST, Limits
 from ..mdp.timers import TimerNode
 from .reply import Reply
 from .retry import Retry
@@ -25,6 +25,8 @@ FRAME_OVERHEAD_BYTES: Final = 100
 """Memory charged for each frame that is kept, in addition to its content."""
 MAX_REPLY_BYTES: int = Limits().max_message
 """Maximum size of the collected PARTIALs of one reply; a stream has no limit."""
+LIMITED: Final = b"limited"
+"""The reason of an ERROR whose detail says after how many seconds to try again."""
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 Outcome = Reply | ZmdpError
@@ -154,10 +156,22 @@ def error_of(call: Call, error: wire.Error) -> RequestError:
     if call.streamed and error.code == Code.WORKER_LOST and not error.detail:
         message = f"service {service!r}: {text} ({error.code})"
         found = StreamInterrupted(message, service=service, code=error.code, text=text)
+    elif error.reason == LIMITED:
+        found = RetryLater(f"service {service!r}: {text} ({error.code})", service=service, code=error.code, text=text)
+        found.retry_after = _seconds(error.detail)
     else:
         found = request_error(service, error.code, text, error.detail[0] if error.detail else None)
     found.reason, found.workers_lost = error.reason.decode(errors="replace"), error.lost
     return found
+
+
+def _seconds(detail: list[bytes]) -> float | None:
+    """Return the number of seconds that the detail of an ERROR says; None if there is none."""
+    try:
+        seconds = float(detail[0]) if detail else -1.0
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < LARGEST else None
 
 
 def interruption(call: Call, endpoint: str, reason: str) -> StreamInterrupted | None:

@@ -24,6 +24,7 @@ class _Answer(msgspec.Struct):
     workers: int
     brokers: list[str]
     abouts: list[_Said]
+    limits: dict[str, Any] = {}
 
 
 class Inquiry:
@@ -35,6 +36,7 @@ class Inquiry:
         self._named: dict[str, None] = {}
         self._found = False
         self._workers = 0
+        self._limits: dict[str, Any] = {}
         self._said: dict[str, int] = {}
         """How many workers say what, which is written as JSON."""
 
@@ -60,6 +62,7 @@ class Inquiry:
         self._asked[answer.broker] = None
         self._named.update(dict.fromkeys(answer.brokers))
         self._workers += answer.workers
+        self._limits = self._limits or answer.limits
         for each in answer.abouts:
             text = json.dumps(each.about)
             self._said[text] = each.workers + self._said.get(text, 0)
@@ -72,4 +75,4 @@ class Inquiry:
         # Whichever broker was asked first, the order is the same, also of what as many say.
         said = sorted(self._said.items(), key=lambda each: (-each[1], each[0]))
         abouts = tuple(About.read(json.loads(text), workers) for text, workers in said)
-        return Description(self._service, self._workers, abouts)
+        return Description(self._service, self._workers, abouts, self._limits)

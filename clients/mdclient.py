@@ -22,6 +22,7 @@ from .arguments import (
     checked_body,
     checked_retries,
     checked_timeout,
+    in_group,
 )
 from .blocking import BlockingDialog
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
@@ -141,8 +142,9 @@ class Client:
             timeout: Seconds that each attempt may take; by default the client's `timeout`.
             retries: Attempts after the first; by default the client's `retries`.  The reply must have arrived within
                 `timeout × (1 + retries)` seconds, which travel with the request as its ttl.
-            wait: If false, fail immediately when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service, or a limit does not let it start.
             headers: Passed to the handler.
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             options: Defined by the service (docs/reference/x1.md).
             retry: After which errors to send it again; by default the client's `retry`.
 
@@ -192,8 +194,9 @@ class Client:
             retries: The stream fails after `timeout × (1 + retries)` seconds of silence.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
-            wait: If false, fail immediately when no worker offers the service.
+            wait: If false, fail immediately when no worker offers the service, or a limit does not let it start.
             headers: Passed to the handler.
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             options: Defined by the service (docs/reference/x1.md).
             retry: After which errors to send it again; by default the client's `retry`.
 
@@ -554,6 +557,7 @@ class Client:
         retries: int | None = None,
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
+        group: str = "",
         options: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> Ask:
@@ -566,8 +570,9 @@ class Client:
         tries = self._retries if retries is None else checked_retries(retries)
         again = self._retry if retry is None else checked_retry(retry, self.protocol)
         if self.protocol != "X1":
-            check_legacy(not wait, headers, options, retry)
+            check_legacy(not wait, headers, group, options, retry)
             return Ask(name, body, None, each, tries)
+        options = in_group(options, group)
         return Ask(name, body, each * (1 + tries), None, 0, False, wait, headers, options, again)
 
     def _stream_ask(

@@ -28,7 +28,7 @@ class Retry:
         attempts: How often to send the request in all.
         codes: The codes of errors after which to send it again.
         backoff: Seconds before the second attempt; each further pause is twice as long.  All vary randomly.
-        max_backoff: The longest pause.
+        max_backoff: The longest pause, unless the error itself says after how long to try again (`retry_after`).
 
     Raises:
         SettingError: A setting is invalid.
@@ -51,9 +51,9 @@ class Retry:
         object.__setattr__(self, "codes", frozenset(codes))
 
 
-def pause_after(attempts: int, retry: Retry, rng: Random) -> float:
-    """Return the seconds to wait after so many attempts."""
-    return jittered(doubled(retry.backoff, retry.max_backoff, attempts - 1), rng)
+def pause_after(attempts: int, retry: Retry, rng: Random, at_least: float | None = None) -> float:
+    """Return the seconds to wait after so many attempts, the last of which says that it takes `at_least` so long."""
+    return (at_least or 0.0) + jittered(doubled(retry.backoff, retry.max_backoff, attempts - 1), rng)
 
 
 def checked_retry(retry: Retry | None, protocol: str) -> Retry | None:

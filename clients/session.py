@@ -191,7 +191,8 @@ class ClientSession:
         """End a request that the broker or its worker has failed, or send it again after a pause."""
         retry = call.retry
         if retry is not None and not call.streamed and error.code in retry.codes and call.attempts < retry.attempts:
-            retry_at = now + pause_after(call.attempts, retry, self._rng)
+            told = error.retry_after if isinstance(error, RetryLater) else None
+            retry_at = now + pause_after(call.attempts, retry, self._rng, told)
             if retry_at < (call.due if call.deadline is None else min(call.due, call.deadline)):
                 call.attempts += 1
                 self._take_from_connection(call)

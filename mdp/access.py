@@ -13,6 +13,7 @@ from . import toml
 from .certificates import public_key, read_secret
 from .errors import SettingError
 from .limits import LARGEST
+from .service_limits import ServiceLimits
 from .tokens import parse_digest
 
 Mmi = Literal["none", "service", "all"]
@@ -79,6 +80,7 @@ LIMITS: Final = tuple(each for each in fields(Permissions) if "unit" in each.met
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     secret_key: str
     roles: dict[str, Any] = {}
+    limits: dict[str, dict[str, Any]] = {}
 
 
 _Role = msgspec.defstruct(
@@ -109,6 +111,8 @@ class Access:
     named: Mapping[bytes, str]
     """What the file calls each public key: the name of a certificate file, or the key itself."""
 
+    limits: Mapping[str, ServiceLimits] = field(default_factory=dict)
+    """The limits of services, by patterns of their names; the first that matches applies."""
     tokens: Mapping[bytes, str] = field(default_factory=dict, repr=False)
     """The role of each token, by the token's digest (`zmdp.mdp.tokens`)."""
     added: Mapping[bytes, Permissions] = field(default_factory=dict, repr=False)
@@ -178,7 +182,20 @@ def parse(text: str, path: Path) -> Access:
                 raise SettingError(f"{where}: token sha256:{digest.hex()[:8]}… is listed {also}")
             tokens[digest] = name
         roles[name] = Permissions(name, **given)
-    return Access(path, secret, public, roles, keys, named, tokens)
+    return Access(path, secret, public, roles, keys, named, _service_limits(file.limits, path), tokens)
+
+
+def _service_limits(tables: Mapping[str, Any], path: Path) -> dict[str, ServiceLimits]:
+    """Return the limits of services by pattern: of all requests, and under `per_group` those of each group."""
+    found = {}
+    for pattern, table in tables.items():
+        given = dict(table)
+        per_group = given.pop("per_group", {})
+        try:
+            found[pattern] = ServiceLimits.read({"service": given, "group": per_group})
+        except SettingError as error:
+            raise SettingError(f"{path}, limits of {pattern!r}: {error}") from None
+    return found
 
 
 def roles_in(

@@ -111,10 +111,13 @@ class RequestRejected(RequestError):
 
 
 class RetryLater(RequestError):
-    """A queue is full (429), or the broker is shutting down (503).
+    """A queue is full or a limit is reached (429), or the broker is shutting down (503).
 
     After 429 the request was not executed.  After 503 a worker may have started it.
     """
+
+    retry_after: float | None = None
+    """Seconds after which a limit lets the request start, if nobody else is faster; None if it is not known."""
 
 
 class RequestCancelled(RequestError):

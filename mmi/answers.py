@@ -10,12 +10,14 @@
     mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
     mmi.requests  [service]      JSON: requests that wait or that workers hold; without as many as a second frame says
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
+    mmi.limit     name [JSON]    JSON: the limits of a service, which are replaced by those in the second frame, if any
     mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
     mmi.failures  [service]      JSON: the requests that failed last, and why
 
 An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
 `MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module only reads
-the broker's state; the broker itself cancels requests, and remembers what a tail has shown.
+the broker's state; the broker itself cancels requests, sets limits, and remembers what a tail has
+shown.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..mdp import compiled
+from ..mdp.errors import SettingError
+from ..mdp.service_limits import NO_LIMITS, ServiceLimits
 from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
-from ..mdp.wire.names import show
+from ..mdp.wire.names import show, valid_service
 
 if TYPE_CHECKING:
     from ..mdp.broker.machine import Broker
@@ -84,11 +88,13 @@ def _description(broker: Broker, wanted: bytes, sees: Sees) -> bytes:
     if not service.available and not brokers:
         return b"404"
     head = {"service": show(wanted), "broker": broker.name, "workers": service.available, "brokers": brokers}
+    if limits := service.schedule.limits:
+        head["limits"] = limits.as_dict()
     said = b",".join([b'{"workers":%d,"about":%s}' % (each.workers, each.text) for each in directory.abouts.of(wanted)])
     return json.dumps(head).encode()[:-1] + b', "abouts": [' + said + b"]}"
 
 
-def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:
+def _services(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str, Any]:
     services = {**broker.directory.reachable, **broker.directory.services}
     named = [services[wanted]] if wanted in services else () if wanted else services.values()
     found = [service for service in named if sees(service.name) and not service.name.startswith(MMI)]
@@ -103,6 +109,7 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, 
                 "credit": s.schedule.capacity,
                 "running": s.running,
                 "queued": s.waiting,
+                **_limited(s, now),
                 "dispatched": s.dispatched,
                 "remote_credit": sum(remote.credit for remote in s.schedule.remotes),
                 "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.schedule.remotes),
@@ -112,6 +119,14 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, 
             for s in found
         ),
     )
+
+
+def _limited(service: Service, now: float) -> dict[str, Any]:
+    """Return the limits of a service, and how many requests wait because of them."""
+    groups = service.schedule.groups
+    if groups is None:
+        return {"limits": {}, "held_back": 0}
+    return {"limits": groups.limits.as_dict(), "held_back": groups.held_back(now)}
 
 
 def _number(body: list[bytes]) -> int | None:
@@ -205,7 +220,10 @@ def _metrics(broker: Broker, after: bytes, sees: Sees, now: float) -> dict[str, 
 def _now(service: Service | None, now: float) -> dict[str, Any]:
     """Return the current numbers of a service, which are all 0 if it does not exist any longer."""
     if service is None:
-        return {"workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0}
+        return {
+            "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "limits": {}, "held_back": 0,
+            "oldest_seconds": 0.0,
+        }  # fmt: skip
     schedule = service.schedule
     return {
         "workers": service.available,
@@ -213,6 +231,7 @@ def _now(service: Service | None, now: float) -> dict[str, Any]:
         "credit": schedule.capacity,
         "running": service.running,
         "queued": service.waiting,
+        **_limited(service, now),
         "oldest_seconds": round(max(now - schedule.oldest(), 0.0), 3) if service.waiting else 0.0,
     }
 
@@ -275,6 +294,20 @@ def _cancel(broker: Broker, wanted: bytes, _: Sees, now: float) -> dict[str, Any
     return {"cancelled": broker.cancel(wanted.decode(errors="replace"), now)}
 
 
+def _limit(broker: Broker, body: list[bytes], _: Sees, now: float) -> dict[str, Any] | None:
+    name = body[0]
+    if len(body) > 1:
+        try:
+            limits = ServiceLimits.read(json.loads(body[1]))
+        except (ValueError, RecursionError, SettingError):
+            return None
+        if name.startswith(MMI) or not valid_service(name) or not broker.limit_service(name, limits or None, now):
+            return None
+    service = broker.directory.services.get(name)
+    limits = broker.limits_of(name) or (NO_LIMITS if service is None else service.schedule.limits)
+    return {"service": show(name), "limits": limits.as_dict(), "by_operator": broker.limits_of(name) is not None}
+
+
 def _tail(broker: Broker, asked: bytes, _: Sees, now: float) -> dict[str, Any] | None:
     return broker.watch.tail(asked, now)
 
@@ -296,5 +329,6 @@ _ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any
 _PAGED: Final[dict[bytes, Callable[[Broker, list[bytes], Sees, float], dict[str, Any] | None]]] = {
     b"mmi.workers": _workers,
     b"mmi.requests": _requests,
+    b"mmi.limit": _limit,
 }
-"""Questions for which a second frame says where a page begins."""
+"""Questions with a second frame, which may say where a page begins."""

@@ -8,6 +8,7 @@ from ..mdp.codecs import Codec
 from ..mdp.errors import SettingError
 from ..mdp.keys import BrokerKey, ClientKeys, Key
 from ..mdp.limits import check_number
+from ..mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
 from ..mdp.transport.brokers import checked_brokers
 from ..mdp.transport.sockets import Context
 from .settings import SessionSettings
@@ -31,6 +32,8 @@ class WorkerArguments(HandlerArguments, total=False):
     protocol: str
     dialect: bool
     about: Mapping[str, Any] | None
+    limit: Limit | None
+    per_group: Limit | None
     key: Key | None
     broker_key: BrokerKey | None
 
@@ -44,6 +47,8 @@ class WorkerSettings(SessionSettings):
     name: str = ""
     dialect: bool = False
     about: Mapping[str, Any] | None = None
+    limit: Limit | None = None
+    per_group: Limit | None = None
     keys: ClientKeys | None = None
     """Its own key and its broker's, or None."""
     context: Context | None = None
@@ -53,9 +58,19 @@ class WorkerSettings(SessionSettings):
         given: Any = self.name
         if not isinstance(given, str):
             raise SettingError(f"name is {given!r:.100}: it must be a text")
+        for limit in (self.limit, self.per_group):
+            if limit is not None and not isinstance(limit, Limit):
+                raise SettingError(f"limit is {limit!r:.100}: it must be a Limit, such as Limit(concurrency=8)")
+        if self.limits and self.protocol != "X1":
+            raise SettingError("limit and per_group require protocol X1: MDP/0.2 and 0.1 cannot carry them")
         check_number("concurrency", self.concurrency, whole=True)
         if self.concurrency < 1:
             raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
+
+    @property
+    def limits(self) -> ServiceLimits:
+        """The limits that it declares for its service."""
+        return ServiceLimits(self.limit or NO_LIMIT, self.per_group or NO_LIMIT)
 
     @classmethod
     def of(cls, broker: str | Sequence[str] | None, arguments: WorkerArguments, *, default_concurrency: int) -> Self:

@@ -175,8 +175,9 @@ class BaseWorker(Generic[AnyHandler]):
     def _session(self) -> WorkerSession:
         settings, controller = self.settings, None
         if settings.protocol == "X1":
-            controller = CreditController(settings.concurrency, prefetch=self._prefetch)
-        options = ready_options(settings.name, dialect=settings.dialect, about=settings.about)
+            # What has a limit starts when the broker sends it, so nothing is sent ahead.
+            controller = CreditController(settings.concurrency, prefetch=self._prefetch and not settings.limits)
+        options = ready_options(settings.name, dialect=settings.dialect, about=settings.about, limits=settings.limits)
         return WorkerSession(self.service, settings, options=options, controller=controller)
 
     @property

@@ -19,6 +19,7 @@ from ..mdp.codes import Code
 from ..mdp.errors import SettingError, flaw
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
+from ..mdp.service_limits import NO_LIMITS, ServiceLimits
 from ..mdp.transport.monitored import MonitoredDealer
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
@@ -46,9 +47,11 @@ MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | ENDED | HANDSHAKE_FAILED
 log = logging.getLogger("zmdp.worker")
 
 
-def ready_options(name: str, *, dialect: bool, about: Mapping[str, Any] | None) -> bytes:
-    """Return the options of READY (X1): what operators see of this process, whether it wants clients' `dialect`, and
-    what callers are told about the service.
+def ready_options(
+    name: str, *, dialect: bool, about: Mapping[str, Any] | None, limits: ServiceLimits = NO_LIMITS
+) -> bytes:
+    """Return the options of READY (X1): what operators see of this process, whether it wants clients' `dialect`, what
+    callers are told about the service, and its limits.
 
     Raises `SettingError` if that is too large, or not JSON.
     """
@@ -63,6 +66,8 @@ def ready_options(name: str, *, dialect: bool, about: Mapping[str, Any] | None) 
         options["dialect"] = True
     if about is not None:
         options["about"] = _checked(about)
+    if limits:
+        options["limits"] = limits.as_dict()
     return wire.encode_options(options)
 
 

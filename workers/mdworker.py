@@ -69,6 +69,9 @@ class Worker(BaseWorker[Handler]):
         name: Shown to operators; by default the program's name.
         about: What callers are told about the service (`Client.describe`), as a dict of JSON values of up to 32 kB:
             `{"version": "1.4", "description": "…"}` (X1).
+        limit: How many requests of the service may run at once and how many may start in a time, at all of its workers
+            together (X1; docs/how-to/limits.md).
+        per_group: The same for each group of requests that callers name.
         dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
         key: The secret certificate file of this worker's key, for brokers that require one (docs/how-to/security.md);
             by default `$MDP_KEY`.

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from ...mdp.service_limits import ServiceLimits
 from ...mdp.services import Description
 from ...mdp.services.submission import show_defaults
 from ...mdp.transport.reach import check_listening
@@ -54,6 +55,8 @@ def stub(*, services: tuple[str, ...], as_json: bool, **connection: Any) -> None
 
 def _lines(description: Description) -> list[str]:
     lines = [f"{description.service}: {_workers(description.workers)}"]
+    if description.limits:
+        lines.append(f"limit: {ServiceLimits.read(description.limits)}")
     for about in description.abouts:
         told = [f"version {about.version}" if about.version else "", f"codec {about.codec}" if about.codec else ""]
         if len(description.abouts) > 1:

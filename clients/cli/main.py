@@ -33,6 +33,7 @@ from ..values import body_for, readable
 from .completion import completion
 from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
+from .limiting import limit
 from .monitoring import health, tail, top
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
@@ -50,6 +51,7 @@ def cli() -> None:
     mdclient services                  list the services
     mdclient describe resize           show what a service takes and returns
     mdclient stub resize > resize.py   write code to call it with types
+    mdclient limit resize              show or set how many requests may run at once
     mdclient top                       watch the broker
     mdclient tail                      show requests as they end
     mdclient health echo               check the broker and a service, for probes
@@ -450,7 +452,7 @@ def _request_arguments(
     return {}
 
 
-for _command in (describe, stub, health, tail, top, completion):
+for _command in (describe, stub, limit, health, tail, top, completion):
     cli.add_command(_command)
 
 

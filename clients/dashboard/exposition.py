@@ -93,6 +93,10 @@ class BrokerCollector(Collector):
             "mdp_request_duration_seconds", "Time at the worker, of the requests that it answered.", labels=label
         )
         depth = GaugeMetricFamily("mdp_queue_depth", "Requests that wait for a worker.", labels=label)
+        held_back = GaugeMetricFamily("mdp_queue_limited", "Those of them that a limit holds back.", labels=label)
+        throttled = CounterMetricFamily(
+            "mdp_throttled", "Requests that could not start at once, because of a limit.", labels=label
+        )
         oldest = GaugeMetricFamily("mdp_queue_oldest_seconds", "Age of the oldest request that waits.", labels=label)
         running = GaugeMetricFamily("mdp_requests_running", "Requests that workers hold.", labels=label)
         workers = GaugeMetricFamily("mdp_workers", "Workers that offer the service.", labels=["service", "state"])
@@ -109,15 +113,19 @@ class BrokerCollector(Collector):
             for family, key in ((queue, "queue_seconds"), (duration, "worker_seconds")):
                 times = sum_of(times_in(row[key]) for row in rows)
                 family.add_metric([name], times.cumulative(snapshot.bounds), times.total)
-            for gauge, key in ((depth, "queued"), (running, "running")):
+            for gauge, key in ((depth, "queued"), (held_back, "held_back"), (running, "running")):
                 gauge.add_metric([name], sum(row.get(key, 0) for row in rows))
             oldest.add_metric([name], max(row.get("oldest_seconds", 0.0) for row in rows))
             idle = sum(row.get("idle", 0) for row in rows)
             workers.add_metric([name, "idle"], idle)
             workers.add_metric([name, "busy"], sum(row.get("workers", 0) for row in rows) - idle)
-            for counter, key in ((again, "redispatched"), (sent, "request_bytes"), (received, "reply_bytes")):
+            for counter, key in (
+                (again, "redispatched"), (throttled, "throttled"), (sent, "request_bytes"), (received, "reply_bytes")
+            ):  # fmt: skip
                 counter.add_metric([name], sum(row[key] for row in rows))
-        yield from (requests, queue, duration, depth, oldest, running, workers, again, sent, received)
+        yield from (
+            requests, queue, duration, depth, held_back, oldest, running, workers, again, throttled, sent, received
+        )  # fmt: skip
 
     def _roles(self, roles: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         accepted = CounterMetricFamily("mdp_role_requests", "Requests accepted from a role.", labels=["role"])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from .. import wire
 from .drops import Drop
+from .groups import MAX_GROUPS
 from .records import Remote, Request
 from .requests import Requests
 from .roles import Role
@@ -39,7 +40,7 @@ class Admission(Part):
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self._shared.stats.mmi += 1
             self._shared.outgoing.reply(request, True, self._answer(request, user, now))
-        elif (drop := self._refusal(request)) is not None:
+        elif (drop := self._refusal(request, now)) is not None:
             self._requests.report(request, drop, now)
         else:
             self._registry.accept(request, now)
@@ -75,7 +76,7 @@ class Admission(Part):
                 return True
         return False
 
-    def _refusal(self, request: Request) -> Drop | None:
+    def _refusal(self, request: Request, now: float) -> Drop | None:
         """Return why `request` cannot be accepted, or None."""
         registry, service, client = self._registry, request.service, request.client
         role = client.role
@@ -91,11 +92,27 @@ class Admission(Part):
         if role.request_bytes + charge > role.max_request_bytes:
             return Drop.ROLE_MEMORY_FULL
         waiting, schedule = service.waiting, service.schedule
+        if schedule.groups is not None or request.options.group:
+            return self._refusal_in_group(request, waiting, now)
         way = request.way
         # What is not passed on to every other broker cannot count on the credit there.
         anywhere = client.link is None and (way is None or not way.pinned)
         if waiting < (schedule.room if anywhere else schedule.capacity):
             return None
+        return self._refusal_to_wait(request, waiting)
+
+    def _refusal_in_group(self, request: Request, waiting: int, now: float) -> Drop | None:
+        """Return why `request`, to a service with limits or groups, cannot be accepted, or None."""
+        service, group, groups = request.service, request.options.group, request.service.schedule.groups
+        if (groups is None or group not in groups.by_name) and self._directory.throttling.groups >= MAX_GROUPS:
+            return Drop.TOO_MANY_GROUPS
+        if groups is not None and service.available:
+            if groups.holds_back(group, now):
+                service.metrics.throttled += 1
+                if not request.options.wait:
+                    return Drop.LIMITED
+            elif service.schedule.capacity and not groups.waits(group):
+                return None
         return self._refusal_to_wait(request, waiting)
 
     def _refusal_to_wait(self, request: Request, waiting: int) -> Drop | None:

@@ -5,11 +5,20 @@ No frames, no clock, no socket.  Every operation takes constant time, whatever t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+from ..service_limits import NO_LIMITS, ServiceLimits
 from ..wire import EMPTY, Route
 from .abouts import Abouts
+from .groups import Gate, Group, Groups, Throttling
 from .metrics import Metrics
 from .records import Client, Link, PeerKey, Proxy, Remote, Service, Worker, key_of
 from .roles import Role
+
+
+def _unlimited(_: bytes) -> ServiceLimits | None:
+    return None
 
 
 class Directory:
@@ -26,6 +35,9 @@ class Directory:
         self.linked: dict[PeerKey, Client] = {}
         """The clients that are other brokers."""
         self.metrics = Metrics()
+        self.throttling = Throttling()
+        self.limits: Callable[[bytes], ServiceLimits | None] = _unlimited
+        """Returns the operator's limits for a service; None if there are none."""
         self.abouts = Abouts()
         self.unserved: dict[Service, None] = {}
         """Services without a worker, known only because requests wait for them (C41); the newest last."""
@@ -52,6 +64,7 @@ class Directory:
             service.unsettled = True
             if service.name not in self.services and self.reachable.get(service.name, service) is service:
                 self.services[service.name] = service
+                self.limit(service, -math.inf)
                 if self.metrics.of(service.name).served or service.schedule.remotes:
                     self._count_by_name(service)
                 if not service.schedule.remotes:
@@ -84,7 +97,10 @@ class Directory:
 
     def forget_if_empty(self, service: Service) -> None:
         """Forget a service if nothing is left of it."""
-        if not (service.workers or service.waiting or service.unsettled or service.running):
+        if service.workers or service.waiting or service.unsettled or service.running:
+            return
+        groups = service.schedule.groups
+        if groups is None or groups.may_be_forgotten():
             self.forget(service)
 
     def forget(self, service: Service) -> None:
@@ -109,6 +125,44 @@ class Directory:
         """Record that a service is known only because that client calls it (C41)."""
         service.named_by = client
         client.named += 1
+
+    # ── limits and groups ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def groups_of(self, service: Service) -> Groups:
+        """Return the groups of a service, which take turns from now on."""
+        groups = service.schedule.groups
+        if groups is None:
+            groups = service.schedule.form_groups(service, self.throttling)
+            for worker in service.workers:
+                for attempt in worker.held.values():
+                    groups.started(attempt, -math.inf)
+        return groups
+
+    def limit(self, service: Service, now: float) -> None:
+        """Apply the limits that the operator, or else the workers of a service have set."""
+        limits = self.limits(service.name)
+        if limits is None:
+            limits = NO_LIMITS
+            for declared in service.declared:
+                limits = limits.stricter(declared) if limits else declared
+        groups = service.schedule.groups
+        if limits or groups is not None:
+            groups = self.groups_of(service)
+            if groups.limits != limits:
+                groups.limit(limits, now)
+                self.touch(service)
+
+    def wake(self, now: float) -> None:
+        """Look again at what limits may let start now."""
+        for gate in self.throttling.wakes.pop_due(now):
+            self._wake(gate, now)
+
+    def _wake(self, gate: Gate, now: float) -> None:
+        groups = gate.groups if isinstance(gate, Group) else gate
+        assert isinstance(groups, Groups)  # noqa: S101 - there are only these two
+        groups.wake(gate, now)
+        if self.services.get(groups.service.name) is groups.service:
+            self.touch(groups.service)
 
     # ── clients ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +196,7 @@ class Directory:
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_worker(self, worker: Worker, about: bytes = EMPTY) -> None:
+    def add_worker(self, worker: Worker, now: float, about: bytes = EMPTY) -> None:
         """Register a worker, which says this of its service."""
         worker.about = self.abouts.add(worker.service.name, about)
         self.workers[worker.key] = worker
@@ -153,6 +207,13 @@ class Directory:
         self._served(worker.service)
         self._count_by_name(worker.service)
         self._availability_changed(worker.service)
+        declared = worker.service.declared
+        if len(worker.service.workers) == 1:
+            declared.clear()
+        if worker.limits:
+            declared[worker.limits] = declared.get(worker.limits, 0) + 1
+        if declared or worker.service.schedule.groups is not None:
+            self.limit(worker.service, now)
 
     def set_credit(self, worker: Worker, credit: int) -> None:
         """Change how many requests a worker may hold."""
@@ -165,8 +226,11 @@ class Directory:
         self._update(worker)
         self._availability_changed(worker.service)
 
-    def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker, which holds nothing."""
+    def remove_worker(self, worker: Worker, now: float) -> None:
+        """Forget a worker, which holds nothing.
+
+        The limits that the last worker of a service has declared stay until there is another one.
+        """
         if not worker.leaving:
             self._withdraw(worker)
         self._update(worker)
@@ -174,6 +238,11 @@ class Directory:
         self._remove_behind(worker.key)
         service = worker.service
         del service.workers[worker]
+        if worker.limits and service.workers:
+            service.declared[worker.limits] -= 1
+            if not service.declared[worker.limits]:
+                del service.declared[worker.limits]
+                self.limit(service, now)
         if not service.workers and not service.schedule.remotes:
             self.unserved[service] = None  # until its requests have ended
         self._availability_changed(service)

@@ -73,6 +73,7 @@ class Door:
     def _grant(self, access: Access, now: float) -> None:
         self._connections.access = access
         self._broker.grant(access.roles, now)
+        self._broker.limit(access.limits, now)
         roles = self._broker.roles
         self._connections.users = {key: roles.named(role) for key, role in access.keys.items()}
         for port in self._sockets.ports.values():

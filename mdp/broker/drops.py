@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 from ..codes import Code
 from ..limits import Limits
 from ..wire import BROKER
-from .records import Request
+from .groups import MAX_GROUPS
+from .records import NEVER, Request
 
 
 class Drop(StrEnum):
@@ -23,6 +24,9 @@ class Drop(StrEnum):
     ROLE_OUTSTANDING = "role-outstanding"
     ROLE_QUEUED = "role-queued"
     ROLE_MEMORY_FULL = "role-memory-full"
+    LIMITED = "limited"
+    LIMIT_PASSED = "limit-passed"
+    TOO_MANY_GROUPS = "too-many-groups"
     DRAINING = "draining"
     CLIENT_GONE = "client-gone"
     WORKERS_LOST = "workers-lost"
@@ -55,6 +59,7 @@ _EXPIRED: Final = "{what} passed before a worker was free for it: {workers}"
 REPORTS: Final[dict[Drop, Report]] = {
     Drop.EXPIRED: Report(Code.TIME_PASSED.value, _EXPIRED, quiet=True),
     Drop.TTL_PASSED: Report(Code.TIME_PASSED.value, _EXPIRED, quiet=True),
+    Drop.LIMIT_PASSED: Report(Code.TIME_PASSED.value, _EXPIRED, quiet=True),
     Drop.QUEUE_FULL: Report(
         Code.QUEUE_FULL.value, "{limits.max_queue} requests are already waiting for the service: retry later"
     ),
@@ -101,6 +106,15 @@ REPORTS: Final[dict[Drop, Report]] = {
         "requests of role {request.client.role.name} may take {request.client.role.max_request_bytes} bytes, "
         "and that is used up: retry later",
     ),
+    Drop.LIMITED: Report(
+        Code.QUEUE_FULL.value,
+        "the service is limited ({request.service.schedule.limits}), no more requests may start now, and wait is "
+        "false: retry later",
+        quiet=True,
+    ),
+    Drop.TOO_MANY_GROUPS: Report(
+        Code.QUEUE_FULL.value, "requests of {max_groups} groups are waiting or have started: retry later"
+    ),
     Drop.DRAINING: Report(
         Code.DRAINING.value, "the broker is draining and takes no new requests: retry later, or at another broker"
     ),
@@ -138,8 +152,8 @@ REPORTS: Final[dict[Drop, Report]] = {
 
 NOT_PLACED: Final = {
     Drop.NO_WORKER, Drop.NO_BROKER, Drop.LAST_WORKER_LOST, Drop.QUEUE_FULL, Drop.MEMORY_FULL, Drop.TOO_MANY_SERVICES,
-    Drop.TOO_MANY_UNSERVED, Drop.ROLE_OUTSTANDING, Drop.ROLE_QUEUED, Drop.ROLE_MEMORY_FULL, Drop.DRAINING,
-    Drop.CLOSING, Drop.LINKS_LOST,
+    Drop.TOO_MANY_UNSERVED, Drop.TOO_MANY_GROUPS, Drop.ROLE_OUTSTANDING, Drop.ROLE_QUEUED, Drop.ROLE_MEMORY_FULL,
+    Drop.DRAINING, Drop.CLOSING, Drop.LINKS_LOST,
 }  # fmt: skip
 """Drops after which a broker returns a request to the one that passed it on, since others may still do it."""
 
@@ -157,16 +171,19 @@ def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None =
         return text
     if drop is Drop.NO_BROKER:
         return text.format(broker=request.service.name.removeprefix(BROKER).decode())
-    if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
+    if drop not in {Drop.EXPIRED, Drop.TTL_PASSED, Drop.LIMIT_PASSED}:
         worker = "its worker was lost" if given_up is None else f"its worker gave it up: {given_up}"
-        return text.format(request=request, limits=limits, worker=worker)
+        return text.format(request=request, limits=limits, worker=worker, max_groups=MAX_GROUPS)
     if request.attempt is not None:
         return "its time passed while a worker held it"
     service = request.service
     workers = f"{service.available} offer it" if service.available else "none offers it"
     if service.available and not service.schedule.capacity:
         workers += ", all busy"
-    what = "its time" if drop is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
+    if limits_of_service := service.schedule.limits:
+        workers += f"; the service is limited ({limits_of_service})"
+    endless = drop is Drop.EXPIRED or request.deadline >= NEVER
+    what = f"the broker's expiry of {limits.expiry:g} s" if endless else "its time"
     if given_up is not None:
         workers += f"; a worker gave it up before: {given_up}"
     return text.format(what=what, workers=workers)

@@ -55,7 +55,7 @@ class Endings(Part):
     def expire(self, now: float) -> None:
         """Drop the requests that have expired (C12), until the turn has no work left."""
         for request in self._registry.expiries.pop_due(now):
-            self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
+            self._requests.expire(request, now)
             self._work.left -= 1
             if self._work.left <= 0:
                 break

@@ -23,6 +23,7 @@ from ...mmi import answers
 from .. import wire
 from ..access import Permissions
 from ..limits import Limits
+from ..service_limits import ServiceLimits
 from ..wire import Message
 from .admission import Admission
 from .client_dialog import ClientDialog
@@ -31,7 +32,8 @@ from .endings import Endings
 from .events import Event
 from .link_dialog import LinkDialog
 from .links import Links
-from .records import LinkKind, LinkState, Request
+from .operator_limits import OperatorLimits
+from .records import LinkKind, LinkState, Request, Service
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -72,6 +74,8 @@ class Broker:
         shared = self._shared = Shared(self.limits, name, first, logger or logging.getLogger("zmdp.broker"), turn_work)
         self.roles, self.stats = shared.roles, shared.stats
         self.directory, self.registry = shared.directory, shared.registry
+        self._operator = OperatorLimits()
+        self.directory.limits = self._operator.limits_of
         self.links = Links(shared, instance, rng)
         self.watch = Watch(shared, secret, slow)
         self._requests = Requests(shared, self.links.announcements, self.watch)
@@ -83,6 +87,7 @@ class Broker:
         # What is due, in the order in which it is done.
         self._workers.beats.alarm = shared.alarms.add(self._workers.tick)
         self.links.alarm = shared.alarms.add(self._link_dialog.tick)
+        self.directory.throttling.wakes.alarm = shared.alarms.add(self.directory.wake)
         self.registry.expiries.alarm = self._expiring = shared.alarms.add(self._endings.expire)
         self._resuming = shared.alarms.add(self._resume)
         """Set if a turn has left something for the next one."""
@@ -268,7 +273,7 @@ class Broker:
                     if not self._requests.settle(service, now):
                         directory.keep_unsettled(service)
                         continue
-                    if self._shared.draining:
+                    if self._shared.draining and not self._held_back(service):
                         self._workers.dismiss_idle(service, now)
                     directory.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
@@ -302,6 +307,30 @@ class Broker:
             if link.state is not LinkState.DOWN and not link.role.link:
                 self._link_dialog.end(link, f"role {link.role.name} may not link brokers any longer", now)
 
+    def limit(self, patterns: Mapping[str, ServiceLimits], now: float) -> None:
+        """Replace the operator's limits: those of the first pattern that a service's name matches."""
+        self._now = now
+        self._operator.patterns = patterns
+        for service in list(self.directory.services.values()):
+            self.directory.limit(service, now)
+
+    def limits_of(self, name: bytes) -> ServiceLimits | None:
+        """Return the operator's limits of a service; None if there are none."""
+        return self._operator.limits_of(name)
+
+    def limit_service(self, name: bytes, limits: ServiceLimits | None, now: float) -> bool:
+        """Set the limits of one service, which win over all others; with None, the others apply again.
+
+        Return False if too many services have limits of their own.
+        """
+        self._now = now
+        if not self._operator.name(name, limits):
+            return False
+        service = self.directory.services.get(name)
+        if service is not None:
+            self.directory.limit(service, now)
+        return True
+
     def drain(self, now: float) -> None:
         """Accept no more requests or workers, and tell the peers, which move to another broker.
 
@@ -322,8 +351,17 @@ class Broker:
 
     @property
     def drained(self) -> bool:
-        """Whether no worker holds a request.  While requests wait that workers can take, the workers hold some."""
-        return not (self.registry.running or self.work_left)
+        """Whether no worker holds a request.
+
+        While requests wait that workers can take, the workers hold some, unless a limit holds them back.
+        """
+        if self.registry.running or self.work_left:
+            return False
+        return not any(self._held_back(service) for service in self.directory.services.values())
+
+    def _held_back(self, service: Service) -> bool:
+        """Return whether requests wait that workers could take, if there was no limit."""
+        return bool(service.schedule.groups is not None and service.waiting and service.schedule.free)
 
     def close(self, now: float) -> None:
         """Begin to end all requests, X1 clients' with an ERROR, and send every worker away; `closed` tells when it is

@@ -46,7 +46,9 @@ def _told(times: Histogram) -> dict[str, Any]:
 class ServiceMetrics:
     """The counts of one service since the broker started."""
 
-    __slots__ = ("at_worker", "in_queue", "name", "other", "redispatched", "reply_bytes", "request_bytes", "served")
+    __slots__ = (
+        "at_worker", "in_queue", "name", "other", "redispatched", "reply_bytes", "request_bytes", "served", "throttled",
+    )  # fmt: skip
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -59,6 +61,8 @@ class ServiceMetrics:
         """Times from then until the FINAL, of the requests that were answered with one."""
         self.redispatched = 0
         """Requests that came back from a worker and were queued again."""
+        self.throttled = 0
+        """Requests that could not start at once, because of a limit."""
         self.request_bytes = 0
         """Bytes of the bodies that were sent to workers."""
         self.reply_bytes = 0
@@ -86,6 +90,7 @@ class ServiceMetrics:
         self.in_queue.add_all(other.in_queue)
         self.at_worker.add_all(other.at_worker)
         self.redispatched += other.redispatched
+        self.throttled += other.throttled
         self.request_bytes += other.request_bytes
         self.reply_bytes += other.reply_bytes
 
@@ -97,6 +102,7 @@ class ServiceMetrics:
             "queue_seconds": _told(self.in_queue),
             "worker_seconds": _told(self.at_worker),
             "redispatched": self.redispatched,
+            "throttled": self.throttled,
             "request_bytes": self.request_bytes,
             "reply_bytes": self.reply_bytes,
             "served": self.served,

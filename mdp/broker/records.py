@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
+from ..service_limits import NO_LIMITS, ServiceLimits
 from ..timers import TimerNode
 from ..wire import CX1, DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ..wire.names import show
@@ -21,12 +22,16 @@ from .scheduling import Schedule
 if TYPE_CHECKING:
     from .abouts import About
     from .drops import Drop
-    from .scheduling import ClientQueue, FairQueue, Pool
+    from .fair_queue import ClientQueue, FairQueue
+    from .groups import Group
+    from .scheduling import Pool
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a request beside its body: the size of its objects, rounded up (C40)."""
 FRAME_OVERHEAD: Final = 64
 """Bytes charged for each frame beside its content."""
+GROUP_OVERHEAD: Final = 1536
+"""Bytes charged for a request's group."""
 CLIENT_OVERHEAD: Final = 1536
 """Bytes charged for a client that has requests."""
 MAX_UNANSWERED: Final = 64
@@ -201,6 +206,8 @@ class Request(TimerNode):
         self.size = size
         """Bytes of its body."""
         self.charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size + len(options.raw)
+        if options.group:
+            self.charge += GROUP_OVERHEAD
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
 
     def sign(self, signature: bytes) -> None:
@@ -252,7 +259,7 @@ class Request(TimerNode):
 class Attempt:
     """A request at a worker, from REQUEST until FINAL, ERROR, RELEASE or the worker's end."""
 
-    __slots__ = ("abandoned", "address", "collected", "doubtful", "request", "streamed", "turn", "worker")
+    __slots__ = ("abandoned", "address", "collected", "doubtful", "group", "request", "streamed", "turn", "worker")
 
     def __init__(self, request: Request, worker: Worker, address: Any, turn: int, *, doubtful: bool) -> None:
         self.request = request
@@ -265,6 +272,8 @@ class Attempt:
         self.doubtful = doubtful
         """Whether the worker had been silent for so long that it may have been dead already: then the request is not
         blamed for its death."""
+        self.group: Group | None = None
+        """The group that counts it while it runs here; None if nobody does."""
         self.streamed = False
         """Whether a PARTIAL has been sent to the client, so that no other worker can be given the request (C17)."""
         self.collected: Collected | None = None
@@ -291,9 +300,9 @@ class Worker(TimerNode):
 
     __slots__ = (
         "about", "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host",
-        "id", "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool",
-        "pooled", "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
-        "warm",
+        "id", "key", "last_seen", "last_sent", "leaving", "limits", "misaddressed", "name", "oversized_reply_at",
+        "pid", "pool", "pooled", "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from",
+        "version", "warm",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915 - a record with many fields
@@ -323,6 +332,8 @@ class Worker(TimerNode):
         self.version = ""
         self.about: About | None = None
         """What it says of its service; None if it says nothing, or the broker has no room for it."""
+        self.limits = NO_LIMITS
+        """The limits that it declares for its service."""
         self.dialect = False
         """Whether it wants to know the dialect of clients that do not speak X1."""
         self.held: dict[RequestId, Attempt] = {}
@@ -439,8 +450,8 @@ class Service:
     """A service that has a worker or a request."""
 
     __slots__ = (
-        "arrived", "available", "dispatched", "metrics", "name", "named_by", "no_wait", "running", "schedule",
-        "unsettled", "workers",
+        "arrived", "available", "declared", "dispatched", "metrics", "name", "named_by", "no_wait", "running",
+        "schedule", "unsettled", "workers",
     )  # fmt: skip
 
     def __init__(self, name: bytes, metrics: ServiceMetrics = UNCOUNTED) -> None:
@@ -461,6 +472,8 @@ class Service:
         """Number of requests that workers hold."""
         self.dispatched = 0
         """Number of requests sent to workers so far."""
+        self.declared: dict[ServiceLimits, int] = {}
+        """How many workers declare each of these limits; those without are not counted."""
         self.no_wait: dict[Request, None] = {}
         """Queued requests that must not wait if there is no worker at all."""
 

@@ -144,12 +144,14 @@ class Registry:
         """Queue a request: behind the others of its client, or, if it came back (C17), in front of all."""
         service = request.service
         request.body = tuple(request.body)
-        queue = service.schedule.queue_of(request)
+        schedule = service.schedule
+        if schedule.groups is None and request.options.group:
+            self.directory.groups_of(service)
         if front:
             request.since = now
-            queue.prepend(request)
+            schedule.prepend(request)
         else:
-            queue.append(request)
+            schedule.append(request)
         if not request.options.wait:
             service.no_wait[request] = None
         request.arrived, request.queued = False, True
@@ -166,9 +168,9 @@ class Registry:
         if service.arrived:
             self._queue_arrived(service, now)
         schedule = service.schedule
-        pair = schedule.next_pair()
+        pair = schedule.next_pair(now)
         if pair is None and schedule.beyond:
-            pair = schedule.next_remote_pair()
+            pair = schedule.next_remote_pair(now)
         if pair is not None:
             self._dequeued(pair[0])
         return pair
@@ -194,6 +196,8 @@ class Registry:
         service = worker.service
         if isinstance(worker, Remote):
             worker.link.attempts[address] = attempt
+        elif service.schedule.groups is not None:
+            service.schedule.groups.started(attempt, now)
         worker.update()
         service.running += 1
         service.dispatched += 1
@@ -226,7 +230,7 @@ class Registry:
         if worker.leaving and not worker.held:
             self.finished.append(worker)
 
-    def remove_worker(self, worker: Worker, *, silent: bool = False) -> list[Attempt]:
+    def remove_worker(self, worker: Worker, now: float, *, silent: bool = False) -> list[Attempt]:
         """Forget a worker, which may have been `silent`; return what it held, which is released."""
         attempts = list(worker.held.values())
         for attempt in attempts:
@@ -237,7 +241,7 @@ class Registry:
                 attempt.request.attempts += 1
                 if worker.gives_up and not attempt.abandoned:
                     self.why_given_up[attempt.request] = show(worker.gives_up)
-        self.directory.remove_worker(worker)
+        self.directory.remove_worker(worker, now)
         return attempts
 
     def hand_back(self, attempt: Attempt, died: int = 0) -> None:
@@ -264,6 +268,8 @@ class Registry:
             del worker.link.attempts[attempt.address]
         if request.attempts:
             worker.suspects -= 1
+        if attempt.group is not None:
+            attempt.group.groups.ended(attempt.group)
         worker.service.running -= 1
         self.running -= 1
         if not attempt.abandoned:
@@ -282,8 +288,10 @@ class Registry:
         if request.arrived:
             self._queue_arrived(request.service, now)
         if request.queued:
-            request.service.schedule.queue_of(request).remove(request)
+            request.service.schedule.remove(request)
             self._dequeued(request)
+            if request.service.schedule.groups is not None and request.service.workers:  # which may be idle
+                self.directory.touch(request.service)
             self.directory.forget_if_empty(request.service)
         elif attempt is not None and not attempt.abandoned:
             attempt.abandoned = True

@@ -14,9 +14,9 @@ from ..wire import Reason, size_of, x1
 from ..wire.names import show
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, RETURNED, Drop, text_of
+from .fair_queue import is_pinned
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
 from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
-from .scheduling import is_pinned
 from .shared import Part, Shared
 from .watch import Watch
 
@@ -89,7 +89,7 @@ class Requests(Part):
             while (pair := registry.take_next(service, now)) is not None:
                 request, worker = pair
                 if now >= request.deadline:
-                    self.finish(request, Drop.TTL_PASSED, now)
+                    self.finish(request, _too_late(request, Drop.TTL_PASSED), now)
                 elif isinstance(worker, Remote):
                     self._pass_on(worker, request, now)
                 else:
@@ -291,6 +291,10 @@ class Requests(Part):
         self.drop(request, Drop.CANCELLED, now)
         return True
 
+    def expire(self, request: Request, now: float) -> None:
+        """Drop a request whose time has passed (C12)."""
+        self.drop(request, _too_late(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED), now)
+
     def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """End a request for its client, and report why; `attempt` is its last one, if that is over.
 
@@ -326,8 +330,10 @@ class Requests(Part):
             return
         if request.number is not None and report.code is not None:
             text = text or self._text_of(request, reason)
-            told = reason.value.encode()
-            self._outgoing.error(request.client, request.number, report.code, text.encode(), [], told, request.attempts)
+            told, detail = reason.value.encode(), _detail(request, reason, now)
+            self._outgoing.error(
+                request.client, request.number, report.code, text.encode(), detail, told, request.attempts
+            )
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
             self._ended(request, attempt, f"{report.code or reason}", text or reason.value, now)
@@ -380,6 +386,22 @@ class Requests(Part):
         """Count and log an invalid message (C15)."""
         self._stats.invalid[reason] += 1
         self._journal.note(now, logging.WARNING, reason, "ignored an invalid message: %s", reason)
+
+
+def _detail(request: Request, reason: Drop, now: float) -> list[bytes]:
+    """Return the detail of the ERROR for a request that is dropped: after how many seconds to try again, if known."""
+    groups = request.service.schedule.groups
+    if reason is not Drop.LIMITED or groups is None:
+        return []
+    seconds = groups.starts_after(request.options.group, now)
+    return [f"{seconds:.3f}".encode()] if seconds else []
+
+
+def _too_late(request: Request, reason: Drop) -> Drop:
+    """Return why a request is too late: if a worker is free, because of a limit."""
+    schedule = request.service.schedule
+    limited = request.attempt is None and schedule.free and schedule.limits
+    return Drop.LIMIT_PASSED if limited else reason
 
 
 def _ttl(request: Request, now: float) -> int:

@@ -15,7 +15,7 @@ MAX_REMEMBERED: Final = 1000
 """Maximum number of service names per role whose permission is remembered."""
 ASKED_BY_SERVICE: Final = frozenset({b"mmi.service", b"mmi.services", DESCRIBE})
 """What `mmi = "service"` allows."""
-ADMINS_ONLY: Final = frozenset({b"mmi.cancel", b"mmi.failures", b"mmi.tail"})
+ADMINS_ONLY: Final = frozenset({b"mmi.cancel", b"mmi.failures", b"mmi.limit", b"mmi.tail"})
 """What only roles with `admin` may ask."""
 
 

@@ -1,6 +1,7 @@
 """The dispatch policy of a service: which request goes to which worker.
 
-- Clients take turns; the requests of each stay in order (C20).
+- Clients take turns; the requests of each stay in order (C20).  If requests name groups, or the service has limits,
+  groups take turns first (`groups`).
 - A request goes to the worker with the fewest outstanding requests.  Among those, the warm ones come first, the most
   recently used before the others: an X1 worker is warm if the last request that it ended was answered with a FINAL.
   Then come those that have failed, have done nothing yet, or speak another protocol: the least recently used first
@@ -20,140 +21,20 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ..linked_lists import LinkedList, Node
+from ..linked_lists import LinkedList
+from ..service_limits import NO_LIMITS, ServiceLimits
+from .fair_queue import MAX_CLIENTS, FairQueue, Tally, is_pinned, may_pass
+from .groups import PINNED, QUEUED, SUSPECT, Groups
 
 if TYPE_CHECKING:
-    from .records import Client, Link, Remote, Request, Worker
+    from .groups import Throttling
+    from .records import Link, Remote, Request, Service, Worker
 
 GROUP_BITS: Final = 8
 """A group of loads has this power of two of them: its bit mask is a short integer, however many requests a worker may
 hold."""
 GROUP_MASK: Final = (1 << GROUP_BITS) - 1
 """Selects the bits of a load that are its place in its group."""
-MAX_CLIENTS: Final = 1000
-"""Clients of which a queue is asked for the oldest request at most: an answer must not take long."""
-
-
-def is_pinned(request: Request) -> bool:
-    """Return whether `request` is addressed to this broker, so that only its own workers may do it."""
-    return request.way is not None and request.way.pinned
-
-
-def may_pass(request: Request, link: Link) -> bool:
-    """Return whether `request` may be passed on over `link` (C44).
-
-    It must not go to where it has been.
-    """
-    source = request.client.link
-    if source is not None and not source.joins(link):
-        return False
-    return request.way is None or link.name not in request.way.via
-
-
-class ClientQueue(Node):
-    """The requests of one client in a `FairQueue`, where clients take turns in the order of these."""
-
-    __slots__ = ("client", "requests", "taken_out")
-
-    def __init__(self, client: Client) -> None:
-        super().__init__()
-        self.client = client
-        self.taken_out = False
-        """Whether the client has no turn any more, since it is gone."""
-        self.requests: LinkedList[Request] = LinkedList()
-
-
-class FairQueue:
-    """A queue in which clients take turns (C20)."""
-
-    __slots__ = ("_queues", "size")
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._queues: LinkedList[ClientQueue] = LinkedList()
-
-    def append(self, request: Request) -> None:
-        """Add `request` after the others of its client."""
-        queue = request.client.waiting.get(self)
-        if queue is None:
-            queue = request.client.waiting[self] = ClientQueue(request.client)
-            self._queues.append(queue)
-        queue.requests.append(request)
-        self.size += 1
-
-    def prepend(self, request: Request) -> None:
-        """Add `request` before all others (C17)."""
-        queue = request.client.waiting.get(self)
-        if queue is None:
-            queue = request.client.waiting[self] = ClientQueue(request.client)
-        else:
-            self._queues.remove(queue)
-        self._queues.prepend(queue)
-        queue.requests.prepend(request)
-        self.size += 1
-
-    def take(self) -> Request:
-        """Remove and return the next request; its client takes its next turn after all others."""
-        queue = self._queues.first
-        assert queue is not None  # noqa: S101 - the caller has checked `size`
-        return self._take_from(queue)
-
-    def take_for(self, link: Link) -> Request | None:
-        """Remove and return the next request that may be passed on over `link`; None if there is none."""
-        for queue in self._queues:  # all requests that came over a link are in one, so few are passed over
-            request = queue.requests.first
-            if request is not None and may_pass(request, link):
-                return self._take_from(queue)
-        return None
-
-    def _take_from(self, queue: ClientQueue) -> Request:
-        request = queue.requests.first
-        assert request is not None  # noqa: S101 - a queue without requests is removed
-        if queue is not self._queues.last:
-            self._queues.remove(queue)
-            self._queues.append(queue)
-        self.remove(request)
-        return request
-
-    def first(self) -> Request | None:
-        """Return the next request, or None."""
-        queue = self._queues.first
-        return None if queue is None else queue.requests.first
-
-    def take_out(self, queue: ClientQueue) -> None:
-        """Let the requests of a client that is gone wait no longer; each is still to be removed."""
-        queue.taken_out = True
-        self._queues.remove(queue)
-        self.size -= queue.requests.size
-
-    def oldest(self) -> float:
-        """Return since when the oldest request has waited here; inf if none does.
-
-        With more than `MAX_CLIENTS` clients, only the next of them count.
-        """
-        oldest = math.inf
-        for queue in islice(self._queues, MAX_CLIENTS):
-            first = queue.requests.first
-            assert first is not None  # noqa: S101 - a queue without requests is removed
-            oldest = min(oldest, first.since)
-        return oldest
-
-    def oldest_requests(self, most: int) -> Iterator[Request]:
-        """Yield requests in this queue: of each client as many of its oldest as make `most` if all have as many."""
-        each = max(most // self._queues.size, 1) if self._queues.size else 0
-        for queue in islice(self._queues, most):
-            yield from islice(queue.requests, each)
-
-    def remove(self, request: Request) -> None:
-        """Remove `request`, which is in this queue."""
-        queue = request.client.waiting[self]
-        queue.requests.remove(request)
-        if queue.requests.first is None:
-            if not queue.taken_out:
-                self._queues.remove(queue)
-            del request.client.waiting[self]
-        if not queue.taken_out:
-            self.size -= 1
 
 
 class Pool:
@@ -206,6 +87,13 @@ class Pool:
         return self._lists[(group << GROUP_BITS) + _lowest(self._loads[group])].first
 
 
+def _kind(request: Request) -> int:
+    """Return in which of a service's queues `request` waits."""
+    if is_pinned(request):
+        return PINNED
+    return SUSPECT if request.attempts else QUEUED
+
+
 def _lowest(mask: int) -> int:
     """Return the number of the lowest bit that is set."""
     return (mask & -mask).bit_length() - 1
@@ -215,15 +103,18 @@ class Schedule:
     """The requests that wait for one service, and the workers that can take them."""
 
     __slots__ = (
-        "_pinned_next", "_pooled", "_with_suspect", "_without_suspect", "beyond", "capacity", "pinned", "queue",
-        "remotes", "suspects",
+        "_pinned_next", "_pooled", "_tally", "_with_suspect", "_without_suspect", "beyond", "capacity", "groups",
+        "pinned", "queue", "remotes", "suspects",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.queue = FairQueue()
-        self.suspects = FairQueue()
-        self.pinned = FairQueue()
+        self._tally = Tally()
+        self.queue = FairQueue(self._tally)
+        self.suspects = FairQueue(self._tally)
+        self.pinned = FairQueue(self._tally)
         """Requests that must not be passed on to another broker."""
+        self.groups: Groups | None = None
+        """The groups of the requests, and the limits of the service; None if there are neither."""
         self.capacity = 0
         """Free credit of all local workers together."""
         self.remotes: list[Remote] = []
@@ -237,14 +128,19 @@ class Schedule:
         """Counts how often a worker was added to a pool, to tell which of two was used more recently."""
 
     @property
+    def limits(self) -> ServiceLimits:
+        """The limits of the service."""
+        return NO_LIMITS if self.groups is None else self.groups.limits
+
+    @property
     def room(self) -> int:
-        """How many requests can be dispatched now, here or at other brokers."""
-        return self.capacity + self.beyond
+        """How many requests can be dispatched without waiting for their turn, here or at other brokers."""
+        return self.capacity + self.beyond if self.groups is None else 0
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait."""
-        return self.queue.size + self.suspects.size + self.pinned.size
+        return self._tally.waiting
 
     @property
     def free(self) -> int:
@@ -253,22 +149,63 @@ class Schedule:
 
     def oldest(self) -> float:
         """Return since when the oldest request has waited; inf if none does."""
-        return min(self.suspects.oldest(), self.pinned.oldest(), self.queue.oldest())
+        return min((queue.oldest() for queue in islice(self._queues(), MAX_CLIENTS)), default=math.inf)
 
     def oldest_requests(self, most: int) -> Iterator[Request]:
         """Yield about `most` of the requests that wait, of each client the oldest."""
-        for queue in (self.suspects, self.pinned, self.queue):
+        for queue in islice(self._queues(), most):
             yield from queue.oldest_requests(most)
 
     def first(self) -> Request | None:
         """Return a request that waits, or None."""
-        return self.suspects.first() or self.pinned.first() or self.queue.first()
+        for queue in self._queues():
+            request = queue.first()
+            if request is not None:
+                return request
+        return None
 
-    def queue_of(self, request: Request) -> FairQueue:
-        """Return the queue to which `request` belongs."""
-        if is_pinned(request):
-            return self.pinned
-        return self.suspects if request.attempts else self.queue
+    def _queues(self) -> Iterator[FairQueue]:
+        """Yield the queues, some of which may be empty."""
+        if self.groups is None:
+            yield from (self.suspects, self.pinned, self.queue)
+        else:
+            yield from self.groups.waiting_queues()
+
+    def append(self, request: Request) -> None:
+        """Add `request` after the others of its client."""
+        kind = _kind(request)
+        if self.groups is None:
+            self._own(kind).append(request)
+        else:
+            self.groups.append(request, kind)
+
+    def prepend(self, request: Request) -> None:
+        """Add `request`, which came back, before all others (C17)."""
+        kind = _kind(request)
+        if self.groups is None:
+            self._own(kind).prepend(request)
+        else:
+            self.groups.prepend(request, kind)
+
+    def remove(self, request: Request) -> None:
+        """Remove `request`, which waits."""
+        kind = _kind(request)
+        if self.groups is None:
+            self._own(kind).remove(request)
+        else:
+            self.groups.remove(request, kind)
+
+    def _own(self, kind: int) -> FairQueue:
+        if kind == QUEUED:
+            return self.queue
+        return self.suspects if kind == SUSPECT else self.pinned
+
+    def form_groups(self, service: Service, throttling: Throttling) -> Groups:
+        """Let groups take turns from now on; return them."""
+        if self.groups is None:
+            own = (self.suspects, self.queue, self.pinned)
+            self.groups = Groups(service, own, self._tally, throttling)
+        return self.groups
 
     def can_pass_on(self, request: Request) -> bool:
         """Return whether another broker may do `request`, whether it has credit now or not."""
@@ -313,8 +250,13 @@ class Schedule:
                 best = remote
         return best
 
-    def next_remote_pair(self) -> tuple[Request, Worker] | None:
-        """Remove the next request that can be passed on from its queue; return it with where it goes, or None."""
+    def next_remote_pair(self, now: float) -> tuple[Request, Worker] | None:
+        """Remove the next request that can be passed on from its queue; return it with where it goes, or None.
+
+        What a limit holds back waits for the local workers.
+        """
+        if self.groups is not None and self.free and not self.groups.is_open(now):
+            return None
         tried: list[Remote] = []
         while True:
             best: Remote | None = None
@@ -328,11 +270,14 @@ class Schedule:
                     best = remote
             if best is None:
                 return None
-            for queue in (self.suspects, self.queue):
-                request = queue.take_for(best.link)
+            for kind in (SUSPECT, QUEUED):
+                request = self._take_for(best.link, kind)
                 if request is not None:
                     return request, best
             tried.append(best)
+
+    def _take_for(self, link: Link, kind: int) -> Request | None:
+        return self._own(kind).take_for(link) if self.groups is None else self.groups.take_for(link, kind)
 
     def next_worker(self) -> Worker | None:
         """Return the worker for the next request that is not a suspect, or None."""
@@ -353,8 +298,10 @@ class Schedule:
         worker = self._without_suspect.least()
         return worker if worker is not None and not worker.load else None
 
-    def next_pair(self) -> tuple[Request, Worker] | None:
+    def next_pair(self, now: float) -> tuple[Request, Worker] | None:
         """Remove the next request from its queue; return it with its worker, or None if none can be dispatched."""
+        if self.groups is not None:
+            return self._next_in_turn(self.groups, now)
         if self.suspects.size:
             worker = self._without_suspect.least()  # if it dies, only one of the two suspects may be to blame
             if worker is not None:
@@ -371,3 +318,18 @@ class Schedule:
             return self.queue
         self._pinned_next = not self._pinned_next
         return self.queue if self.queue.size and self._pinned_next else self.pinned
+
+    def _next_in_turn(self, groups: Groups, now: float) -> tuple[Request, Worker] | None:
+        """Do what `next_pair` does if groups take turns."""
+        if not self.free or not groups.is_open(now):
+            return None
+        worker = self._without_suspect.least()
+        if worker is not None and (request := groups.take(SUSPECT, now)) is not None:
+            return request, worker
+        worker = self.next_worker()
+        if worker is None:
+            return None
+        self._pinned_next = not self._pinned_next
+        first, second = (PINNED, QUEUED) if self._pinned_next else (QUEUED, PINNED)
+        request = groups.take(first, now) or groups.take(second, now)
+        return None if request is None else (request, worker)

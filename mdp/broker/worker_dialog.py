@@ -122,13 +122,25 @@ class WorkerDialog(Part):
             worker.name, worker.host = command.name, command.host
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
-            directory.add_worker(worker, command.about)
+            worker.limits = command.limits
+            directory.add_worker(worker, now, command.about)
+            self._compare_limits(service, now)
             self.beats.set(worker, now + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
             self._shared.journal.note(
                 now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect,
                 lines=WORKER_LINES, fields=worker.fields,
+            )  # fmt: skip
+
+    def _compare_limits(self, service: Service, now: float) -> None:
+        """Warn if the workers of a service declare different limits."""
+        declared = service.declared
+        if declared and declared.get(next(iter(declared))) != service.available:
+            self._shared.journal.note(
+                now, logging.WARNING, "limits-differ",
+                "workers of service %s declare different limits: the strictest hold: %s",
+                service.name, str(service.schedule.limits),
             )  # fmt: skip
 
     def _make_room(self, now: float) -> bool:
@@ -406,7 +418,7 @@ class WorkerDialog(Part):
         self._stats.lost[reason] += 1
         self.beats.clear(worker)
         self._shared.ask(WorkerForgotten(worker.route, self._requests.turn))
-        attempts = self._registry.remove_worker(worker, silent=reason is Loss.SILENT)
+        attempts = self._registry.remove_worker(worker, now, silent=reason is Loss.SILENT)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._shared.journal.note(

@@ -85,11 +85,13 @@ class Description:
         service: The service's name.
         workers: Number of its workers.
         abouts: What they say, first what most of them say: several while a new version is rolled out.
+        limits: The limits that a broker holds for it: `service` and `group`, each with `concurrency`, `rate`, `burst`.
     """
 
     service: str
     workers: int
     abouts: tuple[About, ...]
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def about(self) -> About:
@@ -102,10 +104,10 @@ class Description:
             json.dumps(found.as_dict())
 
         Returns:
-            `service`, `workers`, and `abouts`: objects with `workers` and `about`.
+            `service`, `workers`, `abouts` (objects with `workers` and `about`), and `limits`.
         """
         abouts = [{"workers": each.workers, "about": dict(each.said)} for each in self.abouts]
-        return {"service": self.service, "workers": self.workers, "abouts": abouts}
+        return {"service": self.service, "workers": self.workers, "abouts": abouts, "limits": dict(self.limits)}
 
 
 def _of(said: Mapping[str, Any], name: str, kind: type, otherwise: Any) -> Any:

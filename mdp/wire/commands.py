@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import ClassVar, Final, NamedTuple
 
+from ..service_limits import NO_LIMITS, ServiceLimits
 from .options import NO_OPTIONS, Options
 from .value import Value
 
@@ -264,6 +265,8 @@ class Ready(NamedTuple):
     """Over a link: how much of `credit` is free."""
     about: bytes = EMPTY
     """What the worker says of its service (X1): a JSON object, or empty if it says nothing, or too much."""
+    limits: ServiceLimits = NO_LIMITS
+    """The limits that it declares for its service (X1)."""
 
 
 class Credit(NamedTuple):

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from ..errors import SettingError, flaw
+from ..service_limits import MAX_GROUP
 from .names import MAX_NAME
 from .value import Value
 
@@ -24,8 +25,8 @@ MAX_NESTING: Final = 64
 class Options(Value):
     """The options of an X1 request: the bytes as received, and the values that the broker uses."""
 
-    __slots__ = ("broker", "claims", "on_behalf", "raw", "wait")
-    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "wait", "claims", "on_behalf", "broker")
+    __slots__ = ("broker", "claims", "group", "on_behalf", "raw", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "wait", "claims", "on_behalf", "broker", "group")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Options(Value):
         claims: bool = False,
         on_behalf: str | None = None,
         broker: str | None = None,
+        group: str = "",
     ) -> None:
         self.raw = raw
         self.wait = wait
@@ -43,6 +45,8 @@ class Options(Value):
         """From a client: the role on whose behalf it makes the request."""
         self.broker = broker
         """The name of the broker whose workers are to do the request; None if any may."""
+        self.group = group
+        """The group that it takes its turn and has a limit with; empty if it names none."""
 
     def values(self) -> dict[str, Any]:
         """Parse and return all options.  They are not kept, since parsed they take many times the memory of `raw`."""
@@ -93,7 +97,10 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if broker is not None and not (isinstance(broker, str) and broker.isprintable()):
         return None  # JSON can spell what UTF-8 cannot, and this name is written elsewhere
-    return Options(raw, wait, not BROKERS.isdisjoint(values), on_behalf, broker)
+    group = values.get("group", "")
+    if not (isinstance(group, str) and group.isprintable() and len(group.encode()) <= MAX_GROUP):
+        return None
+    return Options(raw, wait, not BROKERS.isdisjoint(values), on_behalf, broker, group)
 
 
 def _shallow(values: dict[str, Any]) -> bool:
@@ -119,8 +126,9 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
         raise SettingError(f"options cannot be sent as JSON: {flaw(error)}") from None
     if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
         raise SettingError(
-            f"options {raw[:200]!r} are invalid: wait must be true or false, headers must map strings "
-            f"to strings, broker must be printable; limits: {MAX_OPTIONS} bytes, {MAX_NESTING} levels"
+            f"options {raw[:200]!r} are invalid: wait must be true or false, headers must map strings to strings, "
+            f"broker and group must be printable, group up to {MAX_GROUP} bytes; limits: {MAX_OPTIONS} bytes, "
+            f"{MAX_NESTING} levels"
         )
     return raw
 
@@ -138,7 +146,7 @@ def signed(given: Options, signature: bytes) -> Options:
         raw = json.dumps(values, separators=(",", ":")).encode() if values else b""
     if signature:
         raw = _joined(signature, raw)
-    return Options(raw, given.wait, broker=given.broker)
+    return Options(raw, given.wait, broker=given.broker, group=given.group)
 
 
 def with_dialect(given: Options, dialect: str) -> Options:

@@ -3,6 +3,8 @@
 from struct import Struct
 from typing import Any, Final
 
+from ..errors import SettingError
+from ..service_limits import ServiceLimits
 from .about import MAX_ABOUT, encode_about
 from .commands import CX1, WX1, Disconnect, Invalid, Ready, Reason, Route
 from .names import displayed, valid_service
@@ -75,7 +77,8 @@ def disconnected(route: Route, header: bytes, text: bytes) -> Disconnect:
 def ready_with(route: Route, service: bytes, raw: bytes, credit: int) -> Ready | Invalid:
     """Return a worker's READY.
 
-    `raw` are its options: name, host, pid, version, dialect, about, all optional; and over a link, hops and free.
+    `raw` are its options: name, host, pid, version, dialect, about and limits, all optional; and over a link, hops and
+    free.
     """
     if not valid_service(service):
         return Invalid(Reason.BAD_SERVICE)
@@ -95,10 +98,14 @@ def ready_with(route: Route, service: bytes, raw: bytes, credit: int) -> Ready |
     about = values.get("about", {})
     if not isinstance(about, dict):
         return Invalid(Reason.BAD_OPTIONS)
+    try:
+        limits = ServiceLimits.read(values.get("limits", {}))
+    except SettingError:
+        return Invalid(Reason.BAD_OPTIONS)
     said = encode_about(about) if about else b""
     return Ready(
         route, WX1, service, credit, displayed(name), displayed(host), pid, displayed(version), dialect, hops, free,
-        said if len(said) <= MAX_ABOUT else b"",
+        said if len(said) <= MAX_ABOUT else b"", limits,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 - `Client`, `AsyncClient`: call services; `Retry`: after which errors they try again
 - `Services`: declare functions with types as services; `Service` and `Streaming`: call them from elsewhere
+- `Limit`: how many requests of a service may run at once, and how many may start in a time
 - `Worker`, `AsyncWorker`: offer a service of frames
 - `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
 - `Titanic`, `AsyncTitanic`: submit requests that outlive their callers (Titanic keeps them in SQL)
@@ -32,6 +33,7 @@ from .pure import PURE, prefer_sources
 
 if TYPE_CHECKING:
     from .clients import AsyncClient, Client, Retry
+    from .mdp.service_limits import Limit
     from .mdp.services import Service, Streaming
     from .titanic import AsyncTitanic, Titanic
     from .workers import AsyncWorker, ServiceError, Worker
@@ -42,6 +44,7 @@ __all__ = [
     "AsyncTitanic",
     "AsyncWorker",
     "Client",
+    "Limit",
     "Retry",
     "Service",
     "ServiceError",
@@ -58,6 +61,7 @@ _HOMES = {
     "AsyncTitanic": "titanic",
     "AsyncWorker": "workers",
     "Client": "clients",
+    "Limit": "mdp.service_limits",
     "Retry": "clients",
     "Service": "mdp.services",
     "ServiceError": "workers",

@@ -7,6 +7,7 @@ import pytest
 from zmdp.mdp.access import Permissions, load
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.keys import create_keys
+from zmdp.mdp.service_limits import Limit, ServiceLimits
 from zmdp.mdp.tokens import digest_of, new_token
 
 UNLISTED = "0123456789012345678901234567890123456789"
@@ -241,3 +242,19 @@ def test_keys_that_the_program_added_are_still_there_when_the_file_is_read_again
     assert again.keys == {key(folder, "web").encode(): "web", UNLISTED.encode(): "(own)"}
     assert again.keys_of("(own)") == [UNLISTED]
     assert UNLISTED.encode() not in access.lost_in(again)
+
+
+def test_limits_of_services_are_by_pattern(folder):
+    text = """
+[limits."openai.*"]
+concurrency = 4
+rate = "200/min"
+[limits."openai.*".per_group]
+concurrency = 1
+"""
+    assert load(write(folder, text)).limits == {"openai.*": ServiceLimits(Limit(4, "200/min"), Limit(1))}
+
+
+def test_what_is_wrong_with_a_limit_says_where(folder):
+    said = refused(write(folder, '[limits."openai.*"]\nrate = 5\n'))
+    assert "limits of 'openai.*': rate is 5" in said

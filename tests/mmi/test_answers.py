@@ -67,7 +67,8 @@ def test_any_other_mmi_is_not_implemented(broker, name):  # C26
 def service(name, **values):
     """Return a row of `mmi.services`."""
     return {
-        "name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "dispatched": 0,
+        "name": name, "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "limits": {}, "held_back": 0,
+        "dispatched": 0,
         "remote_credit": 0, "remote_free": 0, "remote_running": 0,
         "hops": 0 if values.get("workers") else None, **values,
     }  # fmt: skip
@@ -387,3 +388,34 @@ def test_mmi_does_not_import_the_broker_when_it_runs():
     code = "import sys, zmdp.mmi.answers; print(*[name for name in sys.modules if name.startswith('zmdp.mdp.broker')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
+
+
+def test_mmi_limit_shows_and_sets_the_limits_of_a_service(broker):
+    feed(broker, ready(b"v", b"slow", limits={"service": {"concurrency": 3}}))
+    shown = {"service": "slow", "limits": {"service": {"concurrency": 3}}, "by_operator": False}
+    assert ask(broker, b"mmi.limit", b"slow") == shown
+    wanted = {"service": {"rate": "5/s"}, "group": {"concurrency": 1}}
+    set_to = {"service": "slow", "limits": wanted, "by_operator": True}
+    assert ask(broker, b"mmi.limit", b"slow", json.dumps(wanted).encode()) == set_to
+    assert ask(broker, b"mmi.describe", b"slow")["limits"] == wanted
+    assert ask(broker, b"mmi.limit", b"slow", b"{}") == shown
+
+
+def test_mmi_limit_may_be_set_before_there_is_a_worker(broker):
+    ask(broker, b"mmi.limit", b"later", b'{"service": {"concurrency": 1}}')
+    feed(broker, ready(b"v", b"later", credit=5))
+    assert len(feed(broker, request(1, service=b"later"), request(2, service=b"later"))) == 1
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"{", b'{"service": {"rate": "fast"}}', b"[" * 5000])
+def test_malformed_limits_are_refused(broker, said):
+    assert ask(broker, b"mmi.limit", b"echo", said) == b"400"
+    assert ask(broker, b"mmi.limit", b"mmi.stats", b"{}") == b"400"
+
+
+def test_what_a_limit_holds_back_is_counted(broker):
+    feed(broker, ready(b"v", b"slow", credit=9, limits={"service": {"concurrency": 1}}))
+    feed(broker, *[request(number, service=b"slow") for number in (1, 2, 3)])
+    (row,) = [row for row in ask(broker, b"mmi.metrics", b"")["services"] if row["name"] == "slow"]
+    assert (row["queued"], row["held_back"], row["throttled"]) == (2, 2, 2)
+    assert row["limits"] == {"service": {"concurrency": 1}}

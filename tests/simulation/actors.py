@@ -18,6 +18,7 @@ from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.service_limits import ServiceLimits
 from zmdp.mdp.wire import Message, Route, batch
 from zmdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.workers.credit import CreditController
@@ -264,12 +265,16 @@ class BrokerShell(Process):
 class BrokerProcess(BrokerShell):
     """A `Broker` that the referee watches."""
 
-    def __init__(self, world: Stage, limits: Limits, roles: dict[str, Permissions]) -> None:
+    def __init__(
+        self, world: Stage, limits: Limits, roles: dict[str, Permissions], throttled: dict[str, ServiceLimits]
+    ) -> None:
         machine = Broker(limits, now=world.now, logger=silent, first_address=world.number() * 1_000_000)
         self.referee = Referee(machine, world.events)
         self._roles = roles
         if roles:
             self.referee.grant(roles, world.now)
+        if throttled:
+            self.referee.limit(throttled, world.now)
         super().__init__(world, world.network, machine, self.referee)
 
     def role_of(self, message: Message) -> str:

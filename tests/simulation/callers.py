@@ -295,14 +295,14 @@ class CallerProcess(Process):
                 check(told == tells_failure(command.body), f"{self.name} does not see that {command} is a failure")
                 continue
             interrupted = command.code == Code.WORKER_LOST and asked.handed_out.parts + asked.came.parts > 0
-            kind = ServiceError if command.detail else EXCEPTIONS.get(command.code)
+            kind = ServiceError if command.detail and not command.reason else EXCEPTIONS.get(command.code)
             if interrupted and asked.wish.stream and not command.detail:
                 kind = StreamInterrupted
             check(type(outcome) is kind, f"X1: {self.name} raises {outcome!r} for {command}")
 
     def _check_error(self, asked: Asked, error: wire.Error, *, over: bool) -> None:
         """Check that the message about a request fits the call."""
-        if error.detail or error.code in {500, 418}:
+        if (error.detail and not error.reason) or error.code in {500, 418}:
             asked.came.add([error.text])
             check(asked.came.ended, f"X1: {error} is not what the worker sent")
         elif over:

@@ -15,7 +15,7 @@ from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss, Refusal, Stats
-from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, GROUP_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
@@ -23,6 +23,7 @@ from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
 from .policy import Waiting
 from .reading import Peer, Said, peer_of
 from .rules import check
+from .throttle import Throttle
 
 Key = tuple[Peer, bytes]
 """A request: its client, and the first frame of its body, which no other request there has."""
@@ -33,6 +34,8 @@ CODES = {
     Drop.DRAINING: Code.DRAINING,
     Drop.EXPIRED: Code.TIME_PASSED,
     Drop.LOST_AFTER_PARTIAL: Code.WORKER_LOST,
+    Drop.LIMITED: Code.QUEUE_FULL,
+    Drop.LIMIT_PASSED: Code.TIME_PASSED,
     Drop.MEMORY_FULL: Code.QUEUE_FULL,
     Drop.NOT_ALLOWED: Code.NOT_ALLOWED,
     Drop.NOT_ON_BEHALF: Code.NOT_ALLOWED,
@@ -95,6 +98,7 @@ class Ticket:
 
     def __post_init__(self) -> None:
         self._own_size = REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw)
+        self._own_size += GROUP_OVERHEAD if self.options.group else 0
 
     @property
     def size(self) -> int:
@@ -170,6 +174,8 @@ class Ledger:
         self.waiting: dict[bytes, Waiting] = {}
         self.roles: dict[str, Permissions] = {}
         """Empty at a broker without access control, at which everybody may do everything."""
+        self.throttles: dict[bytes, Throttle] = {}
+        """The services that the operator has limited."""
         self.role = ""
         """Who sent the current message."""
         self.named: dict[bytes, Peer] = {}
@@ -267,7 +273,7 @@ class Ledger:
         elif service.startswith(MMI):
             self.stats.mmi += 1
             self._tell(ticket, Kind.FINAL, self._mmi(service, body))
-        elif (reason := self._refusal(ticket)) is not None:
+        elif (reason := self._refusal(ticket, now)) is not None:
             self._report(ticket, reason)
         else:
             check(ticket.key not in self.tickets, "the simulation sent a request twice on one connection")
@@ -326,7 +332,7 @@ class Ledger:
             return Drop.ROLE_MEMORY_FULL
         return None
 
-    def _refusal(self, ticket: Ticket) -> Drop | None:
+    def _refusal(self, ticket: Ticket, now: float) -> Drop | None:  # noqa: PLR0912 - one by one
         """Why a request cannot be accepted, or None."""
         service, limits = ticket.service, self.limits
         if self.draining:
@@ -339,7 +345,15 @@ class Ledger:
         if full is not None:
             return full
         waiting = len(self._waiting(service)) - self.capacity(service)
-        if waiting < 0:
+        if service in self.throttles:
+            waiting = len(self._waiting(service))
+            groups = {each.options.group for each in self._waiting(service)}
+            held_back = self.offered(service) and self.opens(ticket) > now
+            if held_back and not ticket.options.wait:
+                return Drop.LIMITED
+            if self.capacity(service) and not held_back and ticket.options.group not in groups:
+                return None
+        elif waiting < 0:
             return None
         if not ticket.options.wait and not self.offered(service):
             return Drop.NO_WORKER
@@ -354,6 +368,13 @@ class Ledger:
         if role is not None and sum(each.waits for each in own) >= (role.queued_requests or math.inf):
             return Drop.ROLE_QUEUED
         return None
+
+    def seats_of(self, service: bytes) -> list[Seat]:
+        return [seat for seat in self.seats.values() if seat.service == service]
+
+    def opens(self, ticket: Ticket) -> float:
+        """When the limits of its service let a request start (C48)."""
+        return self.throttles[ticket.service].opens(ticket.options.group, self.seats_of(ticket.service))
 
     @property
     def served(self) -> set[bytes]:
@@ -399,7 +420,9 @@ class Ledger:
         if ticket.numbered and reason in CODES:
             where = "with a worker" if ticket.seat else "waiting" if ticket.waits else "at once"
             self._events[f"X1: {reason}, {where}"] += 1
-            self._tell_error(ticket.client, ticket.number, CODES[reason], reason=reason.value, lost=ticket.deaths)
+            body = None if reason is Drop.LIMITED else ()  # which says when to try again, if that is known
+            told = {"reason": reason.value, "lost": ticket.deaths, "body": body}
+            self._tell_error(ticket.client, ticket.number, CODES[reason], **told)
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -428,10 +451,15 @@ class Ledger:
         self.waiting[ticket.service].line_of(ticket).remove(ticket)
         ticket.waits = False
 
+    def too_late(self, ticket: Ticket, reason: Drop = Drop.TTL_PASSED) -> Drop:
+        """Why the time of a request has passed: if a worker is free, because of a limit."""
+        limited = ticket.service in self.throttles and ticket.seat is None and self.capacity(ticket.service)
+        return Drop.LIMIT_PASSED if limited else reason
+
     def overdue(self, ticket: Ticket) -> None:
         """The time of a request had passed when its turn came."""
         ticket.waits = True
-        self._report(ticket, Drop.TTL_PASSED)
+        self._report(ticket, self.too_late(ticket))
         ticket.waits = False
         self._finish(ticket)
 
@@ -552,7 +580,9 @@ class Ledger:
 
     def dismiss_idle(self, now: float) -> None:
         """The broker drains, and everything that can be is dispatched: workers that hold nothing are sent away."""
-        for seat in [each for each in self.seats.values() if each.credit and not each.held and not each.leaving]:
+        held_back = {service for service in self.throttles if len(self._waiting(service))}
+        idle = [each for each in self.seats.values() if each.credit and not each.held and not each.leaving]
+        for seat in [each for each in idle if each.service not in held_back]:
             self.dismiss(seat, now)
 
     def dismiss(self, seat: Seat, now: float) -> None:

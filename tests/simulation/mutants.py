@@ -15,12 +15,14 @@ from zmdp.mdp.broker.admission import Admission
 from zmdp.mdp.broker.client_dialog import ClientDialog
 from zmdp.mdp.broker.directory import Directory
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.fair_queue import FairQueue
 from zmdp.mdp.broker.given_up import GivenUp
+from zmdp.mdp.broker.groups import NEVER, Gate, Group, Groups
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.records import key_of
 from zmdp.mdp.broker.registry import Registry
 from zmdp.mdp.broker.requests import Requests
-from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
+from zmdp.mdp.broker.scheduling import Pool, Schedule
 from zmdp.mdp.broker.worker_dialog import WorkerDialog
 from zmdp.mdp.wire.batch import Batch
 from zmdp.workers.held import HeldRequests
@@ -59,8 +61,10 @@ def most_loaded(pool: Pool) -> Any:
     return next((line.first for line in reversed(pool._lists) if line.first), None)
 
 
-def suspects_together(schedule: Schedule) -> Any:
+def suspects_together(schedule: Schedule, now: float, next_pair: Any = Schedule.next_pair) -> Any:
     """A worker that holds a suspect gets another one."""
+    if schedule.groups is not None:
+        return next_pair(schedule, now)
     if schedule.suspects.size:
         worker = schedule.next_worker()
         return None if worker is None else (schedule.suspects.take(), worker)
@@ -70,12 +74,12 @@ def suspects_together(schedule: Schedule) -> Any:
     return None
 
 
-def suspects_last(schedule: Schedule, next_pair: Any = Schedule.next_pair) -> Any:
+def suspects_last(schedule: Schedule, now: float, next_pair: Any = Schedule.next_pair) -> Any:
     """Other requests overtake those whose worker died."""
     worker = schedule.next_worker()
     if schedule.queue.size and worker is not None:
         return schedule.queue.take(), worker
-    return next_pair(schedule)
+    return next_pair(schedule, now)
 
 
 def to_the_leaving(schedule: Schedule, worker: Any, update: Any = Schedule.update) -> None:
@@ -284,9 +288,9 @@ def tell_late(workers: WorkerDialog, command: Any, role: Any, now: float, failur
         workers._outgoing.error(request.client, request.number, command.code, b"", [], b"", 0)
 
 
-def patient(admission: Admission, request: Any, refusal: Any = Admission._refusal) -> Drop | None:
+def patient(admission: Admission, request: Any, now: float, refusal: Any = Admission._refusal) -> Drop | None:
     """A request waits for a worker though it was not to."""
-    drop: Drop | None = refusal(admission, request)
+    drop: Drop | None = refusal(admission, request, now)
     return None if drop is Drop.NO_WORKER else drop
 
 
@@ -427,6 +431,21 @@ def hand_out_twice(session: ClientSession, call: Any, error: Any, fail: Any = Cl
     session.events.append((call, error))
 
 
+def uncounted(gate: Gate, now: float) -> None:
+    """A request that starts does not count towards the rate."""
+    gate.running += 1
+
+
+def wide_open(groups: Groups, now: float) -> bool:
+    """The limit of a service is not looked at, only those of its groups."""
+    return True
+
+
+def asleep_in_a_group(groups: Groups, group: Group, opens: float, park: Any = Groups._park) -> None:
+    """What a limit holds back is not looked at again."""
+    park(groups, group, NEVER)
+
+
 def trusting(session: ClientSession, now: float) -> None:
     """A client never asks whether the broker is there."""
     for call in session._due.pop_due(now):
@@ -453,6 +472,9 @@ MUTANTS = [
     (Schedule, "update", to_the_leaving, "C6: "),
     (Schedule, "update", over_credit, "C6: "),
     (WorkerDialog, "_credit", without_credit, "C"),
+    (Gate, "start", uncounted, "C48"),
+    (Groups, "is_open", wide_open, "C48"),
+    (Groups, "_park", asleep_in_a_group, "C48"),
     (Registry, "enqueue", wait_too_long, "lives on after its time has passed"),
     (Requests, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Requests, "_dispatch", old_address, "C32"),

@@ -21,12 +21,14 @@ from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
+from zmdp.mdp.service_limits import ServiceLimits
 from zmdp.mdp.wire import Kind, Message, Route, x1
 
 from .ledger import Key, Ledger, Seat, Ticket
 from .policy import Waiting, plan
 from .reading import Beat, Peer, Said, Work, hear, matches, peer_of, read
 from .rules import Broken, check
+from .throttle import Throttle
 
 EPSILON = 1e-6
 GRAIN = 0.01
@@ -75,6 +77,10 @@ class Referee:
         self.broker.drain(now)
         self.ledger.drain()
         self._busy = True
+
+    def limit(self, limits: dict[str, ServiceLimits], now: float) -> None:
+        self.broker.limit(limits, now)
+        self.ledger.throttles = {name.encode(): Throttle(each) for name, each in limits.items()}
 
     def grant(self, roles: dict[str, Permissions], now: float) -> None:
         self.broker.grant(roles, now)
@@ -176,9 +182,9 @@ class Referee:
             if ticket.waits and ticket.deadline <= now < ticket.deadline + GRAIN + EPSILON:
                 self._late.append(ticket)
             elif now >= ticket.deadline:
-                self.ledger.drop(ticket, Drop.TTL_PASSED, now)
+                self.ledger.drop(ticket, self.ledger.too_late(ticket, Drop.TTL_PASSED), now)
             elif ticket.waits and now >= ticket.since + self.limits.expiry - EPSILON:
-                self.ledger.drop(ticket, Drop.EXPIRED, now)
+                self.ledger.drop(ticket, self.ledger.too_late(ticket, Drop.EXPIRED), now)
             else:
                 raise Broken(f"{ticket} was lost")
 
@@ -298,7 +304,8 @@ class Referee:
             check(ticket.key in alive or overdue, "{} was lost", ticket)
         late = {ticket.service for ticket in self._late}
         for service in sorted({*self.ledger.touched, *late, *(each.ticket.service for each in dispatches)}):
-            self._check_policy(service, [each for each in dispatches if each.ticket.service == service], now)
+            check_service = self._check_limits if service in self.ledger.throttles else self._check_policy
+            check_service(service, [each for each in dispatches if each.ticket.service == service], now)
         for ticket in self._late:
             check(ticket.over, "{} was lost", ticket)
         self._late.clear()
@@ -378,6 +385,44 @@ class Referee:
         else:
             ledger.waiting.pop(service, None)
 
+    def _check_limits(self, service: bytes, dispatches: list[Dispatch], now: float) -> None:
+        """The limits let each of them start (C48), and those of one client and group stay in their order (C20)."""
+        ledger = self.ledger
+        throttle = ledger.throttles[service]
+        waiting = ledger.waiting.get(service, Waiting())
+        for ticket in [ticket for ticket in self._late if ticket.service == service and not ticket.over]:
+            ledger.drop(ticket, ledger.too_late(ticket), now)
+        alive = set(self._tickets())
+        for ticket in [ticket for ticket in waiting if now >= ticket.deadline and ticket.key not in alive]:
+            waiting.line_of(ticket).remove(ticket)
+            ledger.overdue(ticket)
+        for each in dispatches:
+            ticket = each.ticket
+            check(ledger.opens(ticket) <= now + EPSILON, "C48: {} starts, but not within the limits", ticket)
+            others = [other for other in waiting.line_of(ticket) if _side(other) == _side(ticket)]
+            check(
+                others[0] is ticket or bool(ticket.deaths) or service in ledger.unordered,
+                "C20: {} starts before {}", ticket, others[0],
+            )  # fmt: skip
+            waiting.line_of(ticket).remove(ticket)
+            throttle.start(ticket.options.group, now)
+            self._events["started within limits"] += 1
+            self._events["request dispatched again"] += ticket.handed > 0
+            ledger.assign(ticket, each.seat, each.address, self.broker.turn - 1, now)
+        if not len(waiting):
+            ledger.waiting.pop(service, None)
+
+    def _check_started(self, now: float) -> None:
+        """What the limits let start has started, if a worker has credit (C48)."""
+        ledger = self.ledger
+        for service in ledger.throttles:
+            free = [seat for seat in ledger.seats_of(service) if seat.free]
+            for ticket in ledger.waiting.get(service, ()):
+                if free and (not ticket.deaths or not all(seat.suspects for seat in free)):
+                    late = now - max(ledger.opens(ticket), ticket.since)
+                    check(late <= GRAIN, "C48: {} waits, but may have started {} s ago", ticket, late)
+                    self._events["held back by a limit"] += late < 0
+
     def _orders(self, service: bytes) -> Iterator[tuple[Waiting, list[Ticket]]]:
         """In which orders requests may wait, and which of those whose time has just passed a timer may have ended."""
         waiting = self.ledger.waiting.get(service, Waiting())
@@ -450,6 +495,8 @@ class Referee:
         self._clients()
         for name, service in directory.services.items():
             workers = [seat for seat in ledger.seats.values() if seat.service == name]
+            if name in ledger.throttles and not (workers or service.waiting):
+                continue  # it is remembered until its limits no longer matter
             check(bool(workers or service.waiting), "nothing is left of {!r}, but its name", name)
             check(not service.arrived and not service.unsettled, "{!r} is not settled", name)
             check(service.available == sum(not seat.leaving for seat in workers), "{!r}: wrong count of workers", name)
@@ -460,7 +507,10 @@ class Referee:
             expected = {each.key for each in ledger.waiting.get(name, ()) if not each.options.wait}
             check(no_wait == expected, "{!r}: {} are not to wait, {} are", name, no_wait, expected)
             check(not expected or service.available > 0, "X1: {} waits, but not for any worker", expected)
-        check(directory.services.keys() == ledger.services_now, "the services are not those that are in use")
+        remembered = directory.services.keys() & ledger.throttles.keys()
+        check(
+            directory.services.keys() == ledger.services_now | remembered, "the services are not those that are in use"
+        )
         check(len(directory.services) <= limits.max_services, "more than max_services services")
         queued = [ticket for ticket in ledger.tickets.values() if ticket.waits]
         check(registry.queued == len(queued), "the count of queued requests is wrong")
@@ -499,6 +549,7 @@ class Referee:
 
     def _punctual(self, now: float) -> None:
         """After a tick nothing is overdue; the broker's timers may be late by a fraction of an interval."""
+        self._check_started(now)
         heartbeat, expiry = 1.1 * self.limits.heartbeat, self.limits.expiry + GRAIN + EPSILON
         for seat in self.ledger.seats.values():
             if now >= seat.last_sent + heartbeat:
@@ -510,6 +561,10 @@ class Referee:
                 raise Broken(f"C12: {ticket} has not expired")
             if now >= ticket.deadline + GRAIN + EPSILON:
                 raise Broken(f"X1: {ticket} lives on after its time has passed")
+
+
+def _side(ticket: Ticket) -> tuple[Peer, str]:
+    return ticket.client, ticket.options.group
 
 
 def _peer(key: Any) -> Peer:

@@ -4,7 +4,9 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from random import Random
 
 from support.peers import body_of, ready_of, record
 
@@ -12,10 +14,11 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.service_limits import Limit, ServiceLimits
 from zmdp.testing.network import Dealer
 
 from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, WorkerProcess
-from .callers import CallerProcess
+from .callers import CallerProcess, Wish
 from .pirates import BurstProcess, PirateProcess
 from .proxies import Proxy, Socket
 from .rogues import Rogue
@@ -47,6 +50,23 @@ class Simulation(Scenario):
         self.proxy = Proxy(self.world, "p") if self.world.chance(0.3) else None
         self.broker: BrokerProcess | None = None
         self.networks.append(self.world.network)
+        self._groups = Random(seed)
+        """Of its own, so that seeds without limits stay as they were."""
+        self.throttled = self._throttled() if seed % 3 == 2 else {}
+
+    def _throttled(self) -> dict[str, ServiceLimits]:
+        """Return the operator's limits of one service."""
+        rng = self._groups
+        rate = {"rate": rng.choice(["1/s", "10/s", "300/min"]), "burst": rng.choice([1, 3])}
+        choices = [{"concurrency": rng.choice([1, 2, 5])}, rate, {"concurrency": 2, **rate}]
+        service = rng.choice(self.services).decode()
+        return {service: ServiceLimits(Limit(**rng.choice(choices)), Limit(**rng.choice([{}, *choices])))}
+
+    def _wish(self) -> Wish:
+        wish = super()._wish()
+        if wish.service.decode() not in self.throttled:
+            return wish
+        return replace(wish, options={**wish.options, "group": self._groups.choice(["", "a", "b"])})
 
     def _limits(self) -> Limits:
         """Return limits: for half of all seeds the defaults, for the others very tight ones."""
@@ -155,7 +175,7 @@ class Simulation(Scenario):
 
     def _start_broker(self) -> None:
         self.world.note("broker starts")
-        self.broker = BrokerProcess(self.world, self.limits, self.roles)
+        self.broker = BrokerProcess(self.world, self.limits, self.roles, self.throttled)
 
     def _addresses(self, name: str) -> list[int]:
         """Return the addresses of all requests at workers other than `name`."""

@@ -155,6 +155,8 @@ RARE = [
     *(f"lost: {each}" for each in Loss),
     *(f"refused: {each}" for each in {*Refusal} - NOT_REFUSED),
     *(f"invalid: {each}" for each in {*Reason} - {Reason.TOO_LARGE}),
+    "held back by a limit",
+    "started within limits",
 ]
 """Events that must happen in the first `EXPLORED` seeds; otherwise the simulation covers too little."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...mdp.errors import CodecError, SettingError
 from ...mdp.functions import underlying
+from ...mdp.service_limits import Limit
 from ...mdp.services import About, BaseService, Service, Streaming
 from ...mdp.services.schedule import checked_schedule
 from ...mdp.services.submission import SubmissionDefaults
@@ -26,16 +27,19 @@ MAX_DESCRIPTION: Final = 4000
 class ServiceSettings(SubmissionDefaults, total=False):
     """Settings of a service, or defaults for all services of a `Services`.
 
-    `codec` is `"json"` (the default) or `"msgpack"`.  `version` is what callers are told.  `concurrency` and
-    `handler_timeout` are as for `Worker` and `AsyncWorker`.  With `every`, in seconds or such as `"5m"`, or `cron`,
-    such as `"30 2 * * MON-FRI"` in a `timezone` such as `Europe/Berlin`, a Titanic submits requests without a value to
-    the service (docs/how-to/schedules.md).  The others are for submissions to Titanic: see `SubmissionDefaults`.
+    `codec` is `"json"` (the default) or `"msgpack"`.  `version` is what callers are told.  `concurrency`,
+    `handler_timeout`, `limit` and `per_group` are as for `Worker` and `AsyncWorker`.  With `every`, in seconds or such
+    as `"5m"`, or `cron`, such as `"30 2 * * MON-FRI"` in a `timezone` such as `Europe/Berlin`, a Titanic submits
+    requests without a value to the service (docs/how-to/schedules.md).  The others are for submissions to Titanic: see
+    `SubmissionDefaults`.
     """
 
     codec: str
     version: str
     concurrency: int | None
     handler_timeout: float | None
+    limit: Limit | None
+    per_group: Limit | None
     every: float | str | None
     cron: str | None
     timezone: str | None

@@ -72,8 +72,12 @@ class ServicesWorker:
             own["concurrency"] = BATCHES * offered.batch[0]
         if (concurrency := offered.settings.get("concurrency")) is not None:
             own["concurrency"] = concurrency
-        if (limit := offered.settings.get("handler_timeout")) is not None:
-            own["handler_timeout"] = limit
+        if (timeout := offered.settings.get("handler_timeout")) is not None:
+            own["handler_timeout"] = timeout
+        if (limit := offered.settings.get("limit")) is not None:
+            own["limit"] = limit
+        if (per_group := offered.settings.get("per_group")) is not None:
+            own["per_group"] = per_group
         merged: WorkerArguments = {**arguments, **own}
         kind = AsyncWorker if offered.runs_async else Worker
         worker: Worker | AsyncWorker = kind(offered.name, handler, broker=broker, **merged)

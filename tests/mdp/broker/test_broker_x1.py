@@ -662,8 +662,14 @@ def test_options_that_are_too_long_take_no_credit(credit):
 def test_every_reason_has_its_code():
     assert set(REPORTS) == set(Drop)
     with_code = {reason for reason, report in REPORTS.items() if report.code is not None}
-    of_links = {Drop.NO_BROKER, Drop.LINKS_LOST}  # test_links
-    assert with_code == {*DROPS, *of_links} == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
+    elsewhere = {
+        Drop.NO_BROKER,
+        Drop.LINKS_LOST,
+        Drop.LIMITED,
+        Drop.LIMIT_PASSED,
+        Drop.TOO_MANY_GROUPS,
+    }  # test_links, test_limits
+    assert with_code == {*DROPS, *elsewhere} == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
 
 
 # ── the worker's ERROR ───────────────────────────────────────────────────────────────────────────────────────────────

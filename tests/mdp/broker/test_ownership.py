@@ -53,4 +53,4 @@ def test_a_field_has_one_owner(record, field):
 def test_fields_of_requests_belong_to_the_registry():
     own_ids = {("request", "tag")}  # `Watch` gives a request its id once somebody asks for it
     found = {key for key, files in owners().items() if key[0] in {"request", "attempt"} and files != {"registry.py"}}
-    assert found - own_ids == {("attempt", "streamed")}
+    assert found - own_ids == {("attempt", "streamed"), ("attempt", "group")}

@@ -2,9 +2,10 @@
 
 import pytest
 
+from zmdp.mdp.broker.fair_queue import FairQueue, Tally
 from zmdp.mdp.broker.records import Attempt, Client, Request, Service, Way, Worker
 from zmdp.mdp.broker.roles import Role
-from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
+from zmdp.mdp.broker.scheduling import Pool, Schedule
 from zmdp.mdp.wire import C02, WX1
 
 SERVICE = Service(b"echo")
@@ -50,7 +51,7 @@ def crowd():
 
 def queue_of(crowd, waiting):
     """A queue to which each (client, body) was added in that order."""
-    queue = FairQueue()
+    queue = FairQueue(Tally())
     for client, body in waiting:
         queue.append(crowd.request(client, body))
     return queue
@@ -81,7 +82,7 @@ def test_what_came_back_goes_first(crowd):  # C17
 
 
 def test_who_leaves_the_queue_does_not_change_the_turns(crowd):
-    queue = FairQueue()
+    queue = FairQueue(Tally())
     gone = crowd.request(b"c", b"1")
     queue.append(gone)
     queue.append(crowd.request(b"d", b"x"))
@@ -198,16 +199,16 @@ def test_a_warm_worker_goes_before_one_that_has_failed(crowd, suspects):  # C21
 
 
 def put(schedule, request):
-    schedule.queue_of(request).append(request)
+    schedule.append(request)
     return request
 
 
 def test_nothing_waits_or_nobody_is_free(crowd):
     schedule = Schedule()
-    assert schedule.next_pair() is None
+    assert schedule.next_pair(0) is None
     put(schedule, crowd.request(b"c"))
     put(schedule, crowd.request(b"c", attempts=1))
-    assert schedule.next_pair() is None
+    assert schedule.next_pair(0) is None
     assert schedule.waiting == 2
 
 
@@ -217,8 +218,8 @@ def test_suspects_go_first_and_to_workers_that_hold_none(crowd):  # C17
     schedule.update(suspicious)
     schedule.update(clean)
     plain, suspect = put(schedule, crowd.request(b"c")), put(schedule, crowd.request(b"c", attempts=1))
-    assert schedule.next_pair() == (suspect, clean)
-    assert schedule.next_pair() == (plain, suspicious)
+    assert schedule.next_pair(0) == (suspect, clean)
+    assert schedule.next_pair(0) == (plain, suspicious)
     assert schedule.waiting == 0
 
 
@@ -227,12 +228,12 @@ def test_a_suspect_that_nobody_can_take_holds_up_nobody(crowd):  # C17
     worker = crowd.worker(9, load=1, suspects=1)
     schedule.update(worker)
     suspect, plain = put(schedule, crowd.request(b"c", attempts=2)), put(schedule, crowd.request(b"c"))
-    assert schedule.next_pair() == (plain, worker)
-    assert schedule.next_pair() is None
+    assert schedule.next_pair(0) == (plain, worker)
+    assert schedule.next_pair(0) is None
     assert schedule.suspects.size == 1
     worker.suspects = 0
     schedule.update(worker)
-    assert schedule.next_pair() == (suspect, worker)
+    assert schedule.next_pair(0) == (suspect, worker)
 
 
 def test_requests_that_are_addressed_to_this_broker_take_turns_with_others(crowd):  # C44
@@ -243,5 +244,5 @@ def test_requests_that_are_addressed_to_this_broker_take_turns_with_others(crowd
     for body in (b"a", b"b", b"c", b"d", b"e"):
         put(schedule, crowd.pinned(b"d", body))
     assert schedule.waiting == 8
-    assert b"".join(schedule.next_pair()[0].body[0] for _ in range(8)) == b"a1b2c3de"
-    assert schedule.next_pair() is None
+    assert b"".join(schedule.next_pair(0)[0].body[0] for _ in range(8)) == b"a1b2c3de"
+    assert schedule.next_pair(0) is None
