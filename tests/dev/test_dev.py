@@ -1,16 +1,15 @@
 """`zmdp dev` as its user has it: real processes, which are called, edited, killed and stopped."""
 
-import fcntl
 import json
 import os
 import re
 import signal
-import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+from support.dev import turn
 from support.processes import TIMEOUT_SECONDS, alive, children, eventually, process, run
 
 from zmdp.clients import Client
@@ -70,14 +69,6 @@ class Dev:
     def call(self, service, value):
         with Client(self.broker, timeout=TIMEOUT_SECONDS) as client:
             return client.call(service, value)
-
-
-@contextmanager
-def turn():
-    """Only one `zmdp dev` looks for free ports at a time: two might find the same ones."""
-    with Path(tempfile.gettempdir(), "zmdp-test-dev.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
