@@ -10,8 +10,10 @@ from pathlib import Path
 
 import click
 
+from zmdp.cli import cli as zmdp
 from zmdp.clients.cli.main import cli as mdclient
 from zmdp.clients.gateways.cli import cli as mdp_gateway
+from zmdp.dev.cli import cli as dev
 from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.cli.keys import cli as mdp_keys
@@ -25,8 +27,13 @@ WIDTH = 100
 
 def reference() -> str:
     """Return the whole page."""
-    parts = ["# Commands\n\nThe `--help` of every command, which each command also prints.\n"]
+    shown = zmdp.get_help(click.Context(zmdp, info_name="zmdp", terminal_width=WIDTH, **zmdp.context_settings))
+    parts = [
+        "# Commands\n\nThe `--help` of every command, which each command also prints.\n",
+        f"## zmdp\n\n```text\n{shown}\n```\n",
+    ]
     for name, command in (
+        ("zmdp dev", dev),
         ("mdp-broker", mdp_broker),
         ("mdp-keys", mdp_keys),
         ("mdclient", mdclient),

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 PACKAGE: Final = "zmdp"
+WEB_PACKAGES: Final = ("jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
+"""What the extra `web` has that dashboards and the gateway need."""
 CHECKOUT: Final = "/path/to/zmdp"
 """Stands for a checkout whose place is unknown, as on the pages."""
 

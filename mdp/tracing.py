@@ -117,6 +117,7 @@ def _calling_with_span(
 
     def finish(error: BaseException | None) -> None:
         if error is not None:
+            span.set_attribute("error.type", type(error).__qualname__)
             span.record_exception(error)
             span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
         span.end()
@@ -195,4 +196,5 @@ def _queue_seconds(request: Handled) -> float | None:
 
 
 def _attributes(service: str) -> dict[str, Any]:
-    return {"rpc.system": "mdp", "rpc.service": service}
+    """Return the attributes of a span, by the names of OpenTelemetry's stable conventions for RPC."""
+    return {"rpc.system.name": "mdp", "rpc.method": service}

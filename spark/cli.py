@@ -50,9 +50,9 @@ def cli() -> None:
     """
 
 
-def main() -> NoReturn:
-    """Run `mdp-spark`."""
-    run("mdp-spark", cli)
+def main(name: str = "mdp-spark") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

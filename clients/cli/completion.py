@@ -7,7 +7,7 @@ from click.shell_completion import get_completion_class
 
 from ...mdp.cli.console import CONTEXT_SETTINGS
 
-COMMANDS: Final = ("mdp-broker", "mdp-keys", "mdclient", "mdworker", "titanic", "mdp-gateway", "mdp-spark")
+COMMANDS: Final = ("zmdp", "mdp-broker", "mdp-keys", "mdclient", "mdworker", "titanic", "mdp-gateway", "mdp-spark")
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

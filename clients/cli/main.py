@@ -456,9 +456,9 @@ for _command in (describe, stub, limit, health, tail, top, completion):
     cli.add_command(_command)
 
 
-def main() -> NoReturn:
-    """Entry point of `mdclient`."""
-    run("mdclient", cli)
+def main(name: str = "mdclient") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

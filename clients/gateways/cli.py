@@ -1,6 +1,6 @@
 """The command `mdp-gateway`."""
 
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -25,9 +25,9 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Run the command."""
-    run("mdp-gateway", cli)
+def main(name: str = "mdp-gateway") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

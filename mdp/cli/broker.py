@@ -34,6 +34,7 @@ from .console import (
     Endpoint,
     EndpointList,
     Number,
+    SectionedCommand,
     all_values,
     log_format,
     log_level_option,
@@ -47,6 +48,13 @@ from .web import WebProcess, check_address, check_packages
 
 NOT_SETTINGS: Final = {"check", "config", "json", "version"}
 """Options that can be neither in the environment nor in the TOML file."""
+SECTIONS: Final = {
+    "Access control": ("access", "check", "json", "insecure", "ipc_mode"),
+    "Limits": [*(limit.name for limit in fields(Limits)), "slow"],
+    "Links to other brokers": ("name", "peer", "parent"),
+    "Pirates": ("pirate", "pirate_workers"),
+}
+"""The headings of the help, and the options under each."""
 GRACE_SECONDS: Final = 1.75
 """How long the broker may take after its drain limit: its sockets have a second to send the last messages."""
 
@@ -151,6 +159,8 @@ def _kind(option: click.Parameter) -> Any:
 
 
 @click.command(
+    cls=SectionedCommand,
+    sections=SECTIONS,
     context_settings=CONTEXT_SETTINGS,
     epilog="Each option can also be set in the environment, with commas between several endpoints, or in the TOML file "
     "(heartbeat = 2, bind = [...]). Flags override the environment, which overrides the file. SIGTERM or Ctrl-C drains "
@@ -381,9 +391,9 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def main() -> NoReturn:
-    """Entry point of `mdp-broker`."""
-    run("mdp-broker", cli)
+def main(name: str = "mdp-broker") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

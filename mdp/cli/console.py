@@ -3,8 +3,11 @@
 import errno
 import os
 import re
+import select
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce, wraps
 from itertools import islice
 from pkgutil import resolve_name
@@ -50,6 +53,9 @@ _log_format = logs.FORMATS[0]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command."""
 
+END_WITH_STDIN: Final = "ZMDP_END_WITH_STDIN"
+"""With this in its environment, a command takes the end of its standard input for a SIGTERM."""
+STDIN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -107,6 +113,8 @@ def run(name: str, command: click.Command) -> NoReturn:
     global _log_format  # noqa: PLW0603
     _log_format = logs.FORMATS[0]
     _open_closed_streams()
+    if os.environ.pop(END_WITH_STDIN, ""):  # it is not for programs that this one starts
+        threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         result = command.main(prog_name=name, standalone_mode=False, **CONTEXT_SETTINGS)
         sys.stdout.flush()
@@ -127,6 +135,13 @@ def run(name: str, command: click.Command) -> NoReturn:
         subject = error.filename or ("cannot write the output" if error.errno in CANNOT_WRITE else "")
         _fail(name, EXIT_FAILED, f"{subject}: {error.strerror or error}".removeprefix(": "))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _end_with_stdin() -> None:
+    """Stop when the program at the other end of the standard input has ended, however it did."""
+    while os.read(STDIN, select.PIPE_BUF):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _current_directory_is_deleted() -> bool:
@@ -199,6 +214,26 @@ class Subcommand(click.Command):
 
 def _takes_value(parameter: click.Parameter) -> bool:
     return isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.count
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows most options under headings, behind those that a newcomer needs.
+
+    `sections` has the names of the options of each heading.  Those that it does not name come first.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options: Click has no headings of its own."""
+        named = {name for names in self.sections.values() for name in names}
+        first = {each.name for each in self.get_params(ctx)} - named
+        for heading, names in {"Options": first, **self.sections}.items():
+            records = [each.get_help_record(ctx) for each in self.get_params(ctx) if each.name in names]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record])
 
 
 class Group(click.Group):
@@ -404,14 +439,19 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_keys
 
 
+def show_version(context: click.Context) -> NoReturn:
+    """Print the version and which modules are compiled, and exit."""
+    build = f"{compiled.summary()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
+    click.echo(f"{context.find_root().info_name} {__version__} ({build})")
+    context.exit()
+
+
 def version_option() -> Callable[[Any], Any]:
     """Return the `--version` option of all commands, which also shows which modules are compiled."""
 
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
-            build = f"{compiled.summary()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
-            click.echo(f"{context.find_root().info_name} {__version__} ({build})")
-            context.exit()
+            show_version(context)
 
     return click.option(
         "--version",

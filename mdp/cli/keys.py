@@ -208,9 +208,9 @@ def _explain_reload(access: Path) -> None:
     )
 
 
-def main() -> NoReturn:
-    """Entry point of `mdp-keys`."""
-    run("mdp-keys", cli)
+def main(name: str = "mdp-keys") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,10 @@ from ..access import Access, Permissions
 from ..broker.server import Server
 from ..control import SPARK
 from ..errors import BindError, SettingError
-from ..extras import install_command
+from ..extras import WEB_PACKAGES, install_command
 from ..transport.tcp import is_loopback, listen, shown_address
 
 MODULE: Final = "zmdp.clients.dashboard"
-PACKAGES: Final = ("jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
 _FOLDER_PREFIX: Final = "zmdp-web-"
@@ -48,7 +47,7 @@ log = logging.getLogger("zmdp.broker")
 
 def check_packages(what: str) -> None:
     """Raise `SettingError` if a package of the extra `web` is missing."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in WEB_PACKAGES if find_spec(name) is None]
     if missing:
         raise SettingError(f"{what} needs further packages ({', '.join(missing)} missing): {install_command('web')}")
 

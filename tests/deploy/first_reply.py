@@ -2,10 +2,12 @@
 
     python tests/deploy/first_reply.py [compiled|pure]
 
-Then get one from Titanic, for a service that nobody offers yet.  It needs nothing but zmdp, so that it also runs where
-wheels are built; it says how long the first reply took, and with an argument checks what was installed.
+Then get one from Titanic, for a service that nobody offers yet, and one as in the README's first minute, from
+`zmdp dev`.  It needs nothing but zmdp, so that it also runs where wheels are built; it says how long the first reply
+took, and with an argument checks what was installed.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+README = Path(__file__).parents[2] / "README.md"
 SCRIPTS = sysconfig.get_path("scripts")
 VERSIONS = {"compiled": "(compiled;", "pure": "(pure Python"}
 """What `--version` says of each kind of wheel."""
@@ -35,8 +38,8 @@ def main() -> None:
     began = time.perf_counter()
     with ExitStack() as stack:
 
-        def start(*words: str) -> "subprocess.Popen[str]":
-            running = stack.enter_context(subprocess.Popen(command(*words), stdout=subprocess.PIPE, text=True))
+        def start(*words: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
+            running = stack.enter_context(subprocess.Popen(command(*words), stdout=subprocess.PIPE, text=True, cwd=cwd))
             stack.callback(running.terminate)
             return running
 
@@ -48,7 +51,8 @@ def main() -> None:
         reply = subprocess.check_output(call, text=True)
         assert reply.strip() == "hello", reply
         print(f"first reply after {time.perf_counter() - began:.1f} s")
-        database = Path(stack.enter_context(tempfile.TemporaryDirectory()), "titanic.db")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        database = folder / "titanic.db"
         start("titanic", "serve", "--db", f"sqlite:///{database}", "--broker", endpoint)
         request = command("titanic", "request", "later", "hello", "--timeout", "60", "--broker", endpoint)
         uuid = subprocess.check_output(request, text=True).strip()
@@ -56,6 +60,15 @@ def main() -> None:
         fetch = command("titanic", "reply", uuid, "--wait", "--timeout", "60", "--broker", endpoint)
         reply = subprocess.check_output(fetch, text=True)
         assert reply.strip() == "hello", reply
+        module = re.search(r"^```python\n(# words.py\n.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+        assert module is not None
+        (folder / "words.py").write_text(module[1])
+        dev = start("zmdp", "dev", "words:services", cwd=folder)
+        assert dev.stdout is not None
+        endpoint = dev.stdout.readline().split()[-1]
+        call = command("zmdp", "call", "words.count", '"hello big world"', "--wait", "--timeout", "60")
+        reply = subprocess.check_output([*call, "--broker", endpoint], text=True)
+        assert reply.strip() == "3", reply
 
 
 if __name__ == "__main__":

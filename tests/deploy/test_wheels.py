@@ -52,13 +52,19 @@ def pure_wheel(tmp_path):
 
 
 def install(wheel, folder, *requirements):
-    """Install a wheel where there is no compiler.  Return the Python that has it, and its environment."""
+    """Install a wheel by its name, where there is no compiler and no index.
+
+    Returns the Python that has it, and its environment.
+    """
     subprocess.run([python_for(wheel), "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ZMDP_", "MDP_"))}
     env |= {"PATH": str(python.parent), "CC": "/nonexistent/cc"}
-    words = ["--quiet", "--only-binary", ":all:", str(wheel), *requirements]
-    subprocess.run([python, "-m", "pip", "install", *words], check=True, env=env)
+    found = str(folder / "found")
+    words = ["download", "--quiet", "--only-binary", ":all:", "--dest", found, str(wheel), *requirements]
+    subprocess.run([python, "-m", "pip", *words], check=True, env=env)
+    words = ["install", "--quiet", "--no-index", "--find-links", found, "zmdp", *requirements]
+    subprocess.run([python, "-m", "pip", *words], check=True, env=env)
     return python, env
 
 

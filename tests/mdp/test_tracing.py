@@ -258,7 +258,7 @@ def test_client_and_server_are_linked_in_one_trace(endpoint, spans):
     assert asked_within.parent.span_id == handled.context.span_id
     assert handled_within.parent.span_id == asked_within.context.span_id
     assert len({span.context.trace_id for span in found.values()}) == 1
-    assert dict(asked.attributes) == {"rpc.system": "mdp", "rpc.service": "outer"}
+    assert dict(asked.attributes) == {"rpc.system.name": "mdp", "rpc.method": "outer"}
 
 
 def test_a_request_keeps_its_name(endpoint, spans):

@@ -4,11 +4,12 @@ import re
 import shlex
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.dev import turn
 from support.processes import Process, process, run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -16,6 +17,7 @@ READY = {
     "mdp-broker": ("://", "stdout"),
     "mdworker": ("serving at", "stderr"),
     "titanic serve": ("serving", "stderr"),
+    "zmdp dev": ("all are ready", "stderr"),
     "uvicorn": ("Uvicorn running on", "stderr"),
     "python worker.py": None,
 }
@@ -96,9 +98,12 @@ class Reader:
             return
         for server, said in READY.items():
             if command.startswith(server):
-                running = self.stack.enter_context(process(*words, cwd=self.folder, **self.env))
-                if said is not None:
-                    running.line(*said)
+                with turn() if server == "zmdp dev" else nullcontext():
+                    running = self.stack.enter_context(process(*words, cwd=self.folder, **self.env))
+                    if said is not None:
+                        running.line(*said)
+                if server == "zmdp dev":  # its addresses may be others than those of the page
+                    self.env["MDP_BROKER"] = running.line("broker", "stdout").split()[1]
                 self.servers[command] = running
                 return
         done = run(*words, cwd=self.folder, **self.env)

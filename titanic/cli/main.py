@@ -192,9 +192,9 @@ def _print_part(part: Reply, *, as_json: bool, parts: bool) -> None:
         bodies.print_frames(part, parts=parts)
 
 
-def main() -> NoReturn:
-    """Run the command `titanic`."""
-    run("titanic", cli)
+def main(name: str = "titanic") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from ...mdp.cli import notify
 from ...mdp.cli.console import (
     Address,
     Number,
+    SectionedCommand,
     brokers_option,
     heartbeat_options,
     key_options,
@@ -44,6 +45,11 @@ from .parameters import DURATION, DURATION_FROM_0, NEEDS_UNIT, ServiceExpiry
 if TYPE_CHECKING:
     from ..web.server import WebServer
 
+SECTIONS: Final = {
+    "Results and limits": ("lease", "max_waiting", "max_waiting_per_service", "max_deaths", "ttls", "failed_ttls"),
+    "Keys and liveness": ("key_file", "broker_key", "heartbeat", "liveness"),
+}
+"""The headings of the help, and the options under each."""
 COLLECT_AFTER: Final = 10_000
 """New objects after which Python collects garbage.  By default it does after 700, of which most belong to requests that
 are under way: that takes a tenth of the time."""
@@ -51,7 +57,7 @@ are under way: that takes a tenth of the time."""
 log = logging.getLogger("zmdp.titanic")
 
 
-@click.command()
+@click.command(cls=SectionedCommand, sections=SECTIONS)
 @brokers_option(
     "Broker to register at and to send requests through. Can be repeated, or separate endpoints with commas: Titanic "
     "then registers at each, and sends requests through the first that answers."

@@ -16,6 +16,7 @@ from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     Endpoint,
     Number,
+    SectionedCommand,
     brokers_option,
     handler_timeout_option,
     heartbeat_options,
@@ -41,6 +42,14 @@ from .check import table
 from .serving import AnyWorker, Offering, serve
 from .supervising import Supervision, supervise
 
+SECTIONS: Final = {
+    "Keys": ("key_file", "broker_key"),
+    "Functions and workers of frames": ("service", "codec"),
+    "Supervised processes": ("processes", "max_requests", "max_memory"),
+    "Liveness and protocol": ("heartbeat", "liveness", "handler_timeout", "protocol"),
+    "Without a broker": ("freelance", "bind", "access", "insecure"),
+}
+"""The headings of the help, and the options under each."""
 DEFAULT_DRAIN_SECONDS: Final = 30.0
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -58,7 +67,7 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
         return int(found[1]) * _UNITS[found[2]]
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.command(cls=SectionedCommand, sections=SECTIONS, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.argument("targets", metavar="MODULE:NAME...", nargs=-1, required=True)
 @brokers_option(
     "Broker to serve. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is served "
@@ -331,9 +340,9 @@ def _as_worker(
     return Worker(service, found, codec=codec)
 
 
-def main() -> NoReturn:
-    """Entry point of `mdworker`."""
-    run("mdworker", cli)
+def main(name: str = "mdworker") -> NoReturn:
+    """Run the command by the name that its user has called it."""
+    run(name, cli)
 
 
 if __name__ == "__main__":

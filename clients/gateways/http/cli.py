@@ -13,6 +13,7 @@ from ....mdp.cli.console import (
     Address,
     Decorator,
     Number,
+    SectionedCommand,
     brokers_option,
     key_options,
     log_level_option,
@@ -30,6 +31,12 @@ from .access import load
 from .settings import Settings
 
 DEFAULT_BIND: Final = "127.0.0.1:8080"
+SECTIONS: Final = {
+    "Access control and TLS": ("access", "insecure", "tls_cert", "tls_key", "allow_hosts", "allow_origins"),
+    "Keys for the broker": ("key_file", "broker_key"),
+    "Limits": [setting.name for setting in fields(Settings) if setting.metadata],
+}
+"""The headings of the help, and the options under each."""
 
 
 def _limit_option(setting: Field[Any]) -> Decorator:
@@ -43,7 +50,7 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     )
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(cls=SectionedCommand, sections=SECTIONS, context_settings=CONTEXT_SETTINGS)
 @click.option(
     "--bind",
     type=Address(),

@@ -1,0 +1,5 @@
+"""`python -m zmdp` is the command `zmdp`."""
+
+from .commands import zmdp
+
+zmdp()

@@ -1,0 +1,1 @@
+"""The command `zmdp dev`: everything that serves your functions, in one terminal."""
