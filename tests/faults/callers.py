@@ -373,6 +373,7 @@ def submit_and_wait(caller: Caller) -> None:
                 return caller.end(task, Result(**json.loads(frames[0]))) or True
             if status != b"300" and frames != [b"database"]:
                 caller.ledger.write("wrong", task.call, repr([status, *frames]))
+                return True
             caller.retried(task, RequestError(status.decode()))
             return False
 

@@ -22,7 +22,7 @@ from typing import Final
 import click
 from faults.programs import NOBODY, Database, database
 from faults.referee import SHOWN, Verdict
-from faults.site import Site, wait_until
+from faults.site import Site
 from support.databases import wrong_counts
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
@@ -52,7 +52,7 @@ class Plan:
     pause: float = 0.6
     """Average seconds between two faults."""
     least: int = 100
-    """Minimum number of answered calls; on a slow machine the run continues after the last kill to reach it."""
+    """Minimum number of calls that have ended; on a slow machine the run continues after the last kill to reach it."""
 
 
 class CrashSite(Site):
@@ -135,14 +135,16 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> tuple[Verdict, Cr
     with database(plan.db, folder) as db:
         site = CrashSite(plan, db, folder)
         try:
-            wait_until(lambda: site.referee.read() and _answered(site), site.look)  # there is a load to disturb
-            while site.kills < plan.kills or _answered(site) < plan.least:
+            while not _ended(site):  # so that there is a load to disturb
+                site.wait(0.5)
+                site.referee.read()
+            while site.kills < plan.kills or _ended(site) < plan.least:
                 site.wait(rng.expovariate(1 / plan.pause))
                 site.referee.read()
                 if site.kills < plan.kills:
                     site.inject()
                 if not quiet:
-                    click.echo(f"{site.kills} kills, {len(site.faults)} faults, {_answered(site)} answered", err=True)
+                    click.echo(f"{site.kills} kills, {len(site.faults)} faults, {_ended(site)} calls", err=True)
             site.recover(site.look)
             site.broken += site.end_callers(site.look)
             site.referee.read()
@@ -158,8 +160,8 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> tuple[Verdict, Cr
     return verdict, site
 
 
-def _answered(site: CrashSite) -> int:
-    return sum(call.outcome == "right" for call in site.referee.calls.values())
+def _ended(site: CrashSite) -> int:
+    return sum(call.ended is not None for call in site.referee.calls.values())
 
 
 @click.command()
