@@ -41,7 +41,7 @@ def ask(broker, number, body=b"x", *, client=b"c", now=0.0, **options):
     return feed(broker, request(number, client=client, body=body, **options), now=now)
 
 
-def test_no_more_run_at_once_than_the_limit_of_the_service():
+def test_no_more_run_at_once_than_the_limit_of_the_service():  # C48
     broker = limited({"concurrency": 2})
     sent = [each for number in range(1, 5) for each in ask(broker, number)]
     assert starts(sent) == [1, 2]
@@ -59,7 +59,7 @@ def test_a_request_that_its_client_gave_up_runs_until_its_worker_is_done(end):
     assert starts(feed(broker, final(1), now=0.1)) == [2]
 
 
-def test_requests_start_at_the_rate_after_a_burst():
+def test_requests_start_at_the_rate_after_a_burst():  # C48
     broker = limited({"rate": "60/min", "burst": 2})
     sent = [each for number in range(1, 6) for each in ask(broker, number)]
     assert starts(sent) == [1, 2]
@@ -87,7 +87,7 @@ def test_a_start_is_used_even_if_the_request_comes_back():
     assert starts(tick(broker, 1.01)) == [2]
 
 
-def test_groups_take_turns_and_within_each_group_clients_do():
+def test_groups_take_turns_and_within_each_group_clients_do():  # C20, C48
     broker = new_broker()
     numbers = iter(range(1, 100))
     for group, client in [("a", b"c"), ("a", b"c"), ("a", b"d"), ("b", b"c"), ("b", b"c"), ("", b"e")]:
