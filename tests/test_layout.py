@@ -96,7 +96,7 @@ def test_callers_of_titanic_do_not_load_its_database():
 def test_the_help_of_the_package_names_the_public_classes():
     public = {name for name in zmdp.__all__ if name != "__version__"}
     assert public == {
-        "AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "Retry", "Service", "ServiceError", "Services",
+        "AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "Limit", "Retry", "Service", "ServiceError", "Services",
         "Streaming", "Titanic", "Worker",
     }  # fmt: skip
     page = pydoc.plain(pydoc.render_doc(zmdp))
