@@ -51,7 +51,7 @@ def cli() -> None:
     mdclient services                  list the services
     mdclient describe resize           show what a service takes and returns
     mdclient stub resize > resize.py   write code to call it with types
-    mdclient limit resize              show or set how many requests may run at once
+    mdclient limit resize              show or set its limits
     mdclient top                       watch the broker
     mdclient tail                      show requests as they end
     mdclient health echo               check the broker and a service, for probes

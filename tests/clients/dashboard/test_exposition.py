@@ -34,7 +34,7 @@ def row(name, *, ok=0, queued=0, buckets=()):
     return {
         "name": name, "workers": 1, "idle": 0, "credit": 1, "running": 0, "queued": queued,
         "oldest_seconds": 2.5 if queued else 0.0, "outcomes": {"ok": ok} if ok else {}, "queue_seconds": times,
-        "worker_seconds": times, "redispatched": 0, "request_bytes": 10, "reply_bytes": 20,
+        "worker_seconds": times, "redispatched": 0, "throttled": 0, "request_bytes": 10, "reply_bytes": 20,
         "served": True,
     }  # fmt: skip
 

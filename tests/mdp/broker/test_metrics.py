@@ -60,6 +60,7 @@ def test_a_request_is_counted_with_its_times_and_bytes(world):
     assert world.echo() == {
         "name": "echo", "workers": 1, "idle": 0, "credit": 0, "running": 1, "queued": 1, "oldest_seconds": 0.0,
         "outcomes": {}, "queue_seconds": times(), "worker_seconds": times(), "redispatched": 0,
+        "limits": {}, "held_back": 0, "throttled": 0,
         "request_bytes": 5, "reply_bytes": 0, "served": True,
     }  # fmt: skip
     second = world.after(0.25, final(address_in(first), body=b"1234567"))
@@ -67,6 +68,7 @@ def test_a_request_is_counted_with_its_times_and_bytes(world):
     assert world.echo() == {
         "name": "echo", "workers": 1, "idle": 1, "credit": 1, "running": 0, "queued": 0, "oldest_seconds": 0.0,
         "outcomes": {"ok": 2}, "queue_seconds": times(0.25), "worker_seconds": times(0.75, 2),
+        "limits": {}, "held_back": 0, "throttled": 0,
         "redispatched": 0, "request_bytes": 8, "reply_bytes": 8, "served": True,
     }  # fmt: skip
     (worker,) = world.broker.directory.workers.values()
