@@ -67,7 +67,7 @@ class Limit:
             return self.burst or 1
         return max(int(SECONDS_AT_ONCE / self.interval), 1)
 
-    def stricter(self, other: Self) -> Self:
+    def _stricter(self, other: Self) -> Self:
         """Return a limit that keeps both."""
         slower = self if self.interval >= other.interval else other
         burst = slower.burst
@@ -77,7 +77,13 @@ class Limit:
         return type(self)(concurrency, slower.rate, burst)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is limited, as JSON values."""
+        """Return what is limited, as JSON values.
+
+            Limit(concurrency=8, rate="500/min").as_dict()          # {"concurrency": 8, "rate": "500/min"}
+
+        Returns:
+            `concurrency`, `rate` and `burst`, as far as they are set.
+        """
         return {name: value for name in ("concurrency", "rate", "burst") if (value := getattr(self, name)) is not None}
 
     def __str__(self) -> str:
@@ -107,7 +113,7 @@ class ServiceLimits:
 
     def stricter(self, other: Self) -> Self:
         """Return limits that keep both."""
-        return type(self)(self.service.stricter(other.service), self.group.stricter(other.group))
+        return type(self)(self.service._stricter(other.service), self.group._stricter(other.group))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is limited, as JSON values: the option `limits` of READY."""

@@ -11,7 +11,7 @@ OK: Final = "ok"
 NOTHING: Final[Mapping[str, Any]] = {
     "name": "", "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0,
     "outcomes": {}, "queue_seconds": {"buckets": [], "seconds": 0.0}, "worker_seconds": {"buckets": [], "seconds": 0.0},
-    "redispatched": 0, "request_bytes": 0, "reply_bytes": 0, "served": False,
+    "redispatched": 0, "throttled": 0, "request_bytes": 0, "reply_bytes": 0, "served": False,
 }  # fmt: skip
 """The row of a service of which nothing has been counted."""
 

@@ -338,7 +338,7 @@ def test_what_is_asked_of_the_broker_itself_is_always_bytes():
 def test_a_command_shows_what_it_says():
     command = wire.Request((b"id",), C02, b"echo", [b"x"])
     assert repr(command) == (
-        "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', True, False, None, None), None, None, 0)"
+        "Request((b'id',), b'MDPC02', b'echo', [b'x'], Options(b'', True, False, None, None, ''), None, None, 0)"
     )
     assert command != wire.Reply((b"id",), W02, True, b"c", [b"x"])
     assert command != 1
