@@ -20,7 +20,7 @@ def http_gateway(broker: str, **settings: Any) -> Iterator[Running]:
     with running_gateway(broker, **settings) as running:
         running.call(lambda: running.loop.set_exception_handler(lambda loop, context: complaints.append(context)))
         yield running
-    assert complaints == []
+    assert [repr(each) for each in complaints] == []
     assert (running.gateway.outstanding, running.gateway.memory) == (0, 0)
 
 
