@@ -30,6 +30,8 @@ def as_text(access: Access) -> str:
             ("limits", ", ".join(limits) or "none"),
         ]
         text.append(_table(f"role {name}", rows))
+    if access.limits:
+        text.append(_table("limits of services", [(pattern, str(each)) for pattern, each in access.limits.items()]))
     return "\n\n".join(text)
 
 
@@ -39,7 +41,9 @@ def as_json(access: Access) -> str:
         name: {"keys": access.keys_of(name), "tokens": _tokens(access, name), **_settings(role)}
         for name, role in access.roles.items()
     }
-    return json.dumps({"public_key": access.public_key.decode(), "roles": roles}, ensure_ascii=False)
+    limits = {pattern: each.as_dict() for pattern, each in access.limits.items()}
+    found = {"public_key": access.public_key.decode(), "roles": roles, "limits": limits}
+    return json.dumps(found, ensure_ascii=False)
 
 
 def key_rows(access: Access) -> list[dict[str, str]]:
