@@ -188,6 +188,8 @@ class RowCalls:
         self._probe_sent_at = 0.0
         self._again: deque[Row] = deque()
         """Rows to be sent again as soon as the window allows it."""
+        self._limited = False
+        """A limit has held rows back, which has been logged."""
         self._wake: Callable[[], None] | None = None
         """Wakes what waits for the first row."""
         self._wake_below = 0
@@ -367,6 +369,9 @@ class RowCalls:
 
     async def _held_back(self, row: Row, error: Exception) -> None:
         """Send a row again that a limit has held back, with a window of half of those that it waited with."""
+        if not self._limited:
+            self._limited = True
+            log.warning("rows wait for a limit of service %r and are sent again: %s", row.service, error)
         seconds = error.retry_after if isinstance(error, RetryLater) else None
         await asyncio.sleep(seconds or 0.0)
         self._send_later(row, row.place // 2)
