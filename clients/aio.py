@@ -410,6 +410,8 @@ class AsyncClient:
                 Beside it, the size of the rows and of replies that have not been taken is limited to 64 MB.
             timeout: Seconds for each request.
             headers: Passed to the handler, with each row.
+            group: Whose turns and limits apply to the rows (docs/how-to/limits.md).  A row that a limit holds back for
+                longer than `timeout` is sent again.
 
         Yields:
             The outcome of each row.

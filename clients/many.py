@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
 from typing import Any, Final, TypedDict
 
-from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
-from .arguments import check_legacy, checked_timeout
+from .arguments import check_legacy, checked_timeout, in_group
+from .call import encode_options
 from .defaults import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
 from .retry import Retry
 from .rows import Row, RowSettings
@@ -21,6 +21,7 @@ class MapSettings(TypedDict, total=False):
     window: int | None
     timeout: float
     headers: Mapping[str, str] | None
+    group: str
 
 
 def checked_settings(
@@ -29,22 +30,21 @@ def checked_settings(
     window: int | None = None,
     timeout: float = DEFAULT_TOTAL_TIMEOUT,
     headers: Mapping[str, str] | None = None,
+    group: str = "",
 ) -> RowSettings:
     """Return the settings that these arguments describe.  Raises `SettingError`."""
     if protocol != "X1":
-        check_legacy(headers)
+        check_legacy(headers, group)
     if window is not None and (
         isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING
     ):
         raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
-    headers = {} if headers is None else headers
-    if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
-        raise SettingError(f"headers are {headers!r:.200}; expected a mapping of strings to strings")
-    wire.encode_options({"headers": dict(headers)})
+    encode_options(in_group(None, group), headers, wait=True)
     return RowSettings(
         window=window,
         timeout=checked_timeout(timeout),
-        headers=dict(headers) or None,
+        headers=dict(headers) if headers else None,
+        group=group,
         retry=RETRY if protocol == "X1" else None,
     )
 

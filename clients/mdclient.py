@@ -368,6 +368,8 @@ class Client:
                 Beside it, the size of the rows and of replies that have not been taken is limited to 64 MB.
             timeout: Seconds for each request.
             headers: Passed to the handler, with each row.
+            group: Whose turns and limits apply to the rows (docs/how-to/limits.md).  A row that a limit holds back for
+                longer than `timeout` is sent again.
 
         Yields:
             The outcome of each row.
@@ -421,7 +423,7 @@ class Client:
             result: `"string"`, `"binary"`, or `"frames"` for a list of all frames of the reply.  With
                 `codec="arrow"`, the type of the first column of the reply: a `pyarrow.DataType`, or its name.
             rows_per_request: With `codec="arrow"`, the rows of a request; by default up to 5,000, of 1 MB in all.
-            settings: `window`, `timeout` and `headers`, as for `map`.
+            settings: `window`, `timeout`, `headers` and `group`, as for `map`.
 
         Yields:
             Record batches: those of the data, with the three columns.

@@ -56,15 +56,15 @@ def added_names(output: str, columns: Iterable[str], fold: Callable[[str], str] 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def checked_row(service: str | None, body: bytes | None, key: str | None) -> Row:
-    """Return a row to be sent, or one that has failed because it has no service or no key."""
+def checked_row(service: str | None, body: bytes | None, key: str | None, group: str | None = None) -> Row:
+    """Return a row to be sent, or one that has failed because it has no service or no key.  It may have no group."""
     missing = None
     if service is None:
         missing = "the service is NULL; every row must name a service"
     elif key is None:
         missing = "the key is NULL; every row sent through Titanic needs a key"
     if missing is None or body is None:
-        return Row(service or "", body, key or "")
+        return Row(service or "", body, key or "", group or "")
     return Row("", body, error=RequestRejected(missing, code=Code.MALFORMED, text=missing))
 
 
@@ -81,22 +81,25 @@ def map_rows(
     result: str = "string",
     columns: Columns | None = None,
     keyed: Route | None = None,
+    grouped: bool = False,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the batches, perhaps divided, with three more columns: reply, code and error, named `added`.
 
     The last column of each batch is what to send and is left out: strings or bytes, and NULL in rows that are not sent.
-    With `keyed`, which sends rows with keys, the last two are what to send and the keys.  `result` is one of `RESULTS`,
-    unless `columns` makes the three columns.
+    With `keyed`, which sends rows with keys, it is followed by the keys, and if the rows are `grouped`, by the names of
+    their groups.  `result` is one of `RESULTS`, unless `columns` makes the three columns.
     """
     make = columns or partial(reply_columns, result=result)
-    selected = 1 + (keyed is not None)
+    selected = 1 + (keyed is not None) + grouped
     parts: deque[pa.RecordBatch] = deque()
 
     def rows() -> Iterator[Row]:
         for part in divided(batches, batch_bytes=lambda batch: batch.column(batch.num_columns - selected).nbytes):
             parts.append(part)
-            bodies, *keys = part.columns[-selected:]
-            yield from map(checked_row, repeat(service), frames_of(bodies), keys[0].to_pylist() if keys else repeat(""))
+            bodies, *others = part.columns[-selected:]
+            keys = others.pop(0).to_pylist() if keyed is not None else repeat("")
+            groups = others.pop().to_pylist() if grouped else repeat("")
+            yield from map(checked_row, repeat(service), frames_of(bodies), keys, groups)
 
     start, size = 0, 0
     outcomes: list[Outcome] = []

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final, Protocol
 
 from ...mdp import wire
@@ -18,17 +19,20 @@ from ...mdp.errors import (
     RequestError,
     RequestRejected,
     RequestTimeout,
+    RetryLater,
     ServiceError,
     ServiceNotFound,
     SettingError,
     ZmdpError,
 )
 from ...mdp.limits import MAX_BODY
+from ..arguments import in_group
+from ..call import encode_options
 from .availability import Asker, Availability
 
 MIN_WINDOW: Final = 64
 MAX_WINDOW: Final = 1024
-"""Bounds of a window that adapts."""
+"""Bounds of a window that adapts; a limit of the service makes any window smaller."""
 WINDOW_SECONDS: Final = 0.1
 """How long a window of requests may take to be answered for it to grow, at most a tenth of the timeout: rows wait in
 the service's queue for about as long."""
@@ -36,6 +40,11 @@ ROWS_AHEAD: Final = 4
 """Rows that may be sent while an earlier one is waited for, in windows."""
 MAX_OUTSTANDING_BYTES: Final = 64 << 20
 """Size of the rows sent, and of their replies that have not been taken, above which no further row is sent."""
+
+GROUPS_KEPT: Final = 1024
+"""Groups whose options stay encoded."""
+LIMITED: Final = frozenset({"limited", "limit-passed"})
+"""The reasons of errors of requests that a limit has kept from starting."""
 
 RowOutcome = list[bytes] | RequestError
 """The reply to a row, or why the row failed."""
@@ -52,6 +61,8 @@ class RowSettings:
     timeout: float = 60.0
     headers: Mapping[str, str] | None = None
     """Sent with each request."""
+    group: str = ""
+    """The group of the rows that name none."""
     retry: Any = None
     """The `Retry` of each request, or None."""
 
@@ -120,16 +131,24 @@ class Row:
     A row without a body is not sent, nor is one that has been given an `error`.  `tag` belongs to the caller.
     """
 
-    __slots__ = ("body", "call", "calls", "done", "key", "outcome", "service", "size", "tag", "widened")
+    __slots__ = ("body", "call", "calls", "done", "group", "key", "outcome", "place", "service", "size", "tag")
 
     calls: "RowCalls"
 
     def __init__(
-        self, service: str, body: bytes | None, key: str = "", *, error: RequestError | None = None, tag: Any = None
+        self,
+        service: str,
+        body: bytes | None,
+        key: str = "",
+        group: str = "",
+        *,
+        error: RequestError | None = None,
+        tag: Any = None,
     ) -> None:
         self.service = service
         self.body: Any = body
         self.key = key
+        self.group = group
         self.tag = tag
         self.outcome: RowOutcome | None = error
         self.done = body is None or error is not None
@@ -138,8 +157,8 @@ class Row:
         """The bytes of the row and its reply."""
         self.call: Any = None
         """Its request, while that is outstanding."""
-        self.widened = False
-        """It was sent because the window had grown."""
+        self.place = 0
+        """How many were outstanding when it was sent, with it."""
 
     def put(self, outcome: Any) -> None:
         """Take the reply or the error."""
@@ -156,7 +175,8 @@ class RowCalls:
         """In the order in which they are taken."""
         self._client = client
         self._settings = settings
-        self._options = wire.encode_options({"headers": dict(settings.headers)}) if settings.headers else b""
+        self._options = lru_cache(GROUPS_KEPT)(partial(_encoded_options, settings))
+        """The options of a group's rows."""
         self._loop = loop
         self._keyed = keyed
         self._direct: Direct | None = None
@@ -168,6 +188,8 @@ class RowCalls:
         self._probe_sent_at = 0.0
         self._again: deque[Row] = deque()
         """Rows to be sent again as soon as the window allows it."""
+        self._limited = False
+        """A limit has held rows back, which has been logged."""
         self._wake: Callable[[], None] | None = None
         """Wakes what waits for the first row."""
         self._wake_below = 0
@@ -272,10 +294,10 @@ class RowCalls:
     def _begin(self, row: Row) -> None:
         """Make the request of a row."""
         self._outstanding += 1
-        if self._settings.window is None:
-            row.widened = self._outstanding > MIN_WINDOW
-            if self._outstanding >= self._window and self._probe is None:
-                self._probe, self._probe_sent_at = row, time.monotonic()
+        row.place = self._outstanding
+        adapts = self._settings.window is None or self._window < self._most
+        if adapts and self._outstanding >= self._window and self._probe is None:
+            self._probe, self._probe_sent_at = row, time.monotonic()
         if len(row.body) > MAX_BODY:
             text = f"the request has {len(row.body)} bytes; the limit is {MAX_BODY}"
             self._settle(row, RequestRejected(text, service=row.service, code=Code.TOO_LARGE, text=text))
@@ -284,10 +306,8 @@ class RowCalls:
         else:
             settings = self._settings
             try:
-                service = wire.service_name(row.service)
-                row.call = self._direct.begin_row(
-                    row, service, row.body, settings.timeout, self._options, settings.retry
-                )
+                service, options = wire.service_name(row.service), self._options(row.group)
+                row.call = self._direct.begin_row(row, service, row.body, settings.timeout, options, settings.retry)
             except ZmdpError as error:
                 self.answered(row, error)
 
@@ -305,9 +325,11 @@ class RowCalls:
                 self._settle(row, unavailable)
                 return
             if keyed is None:
+                group = row.group or settings.group
                 reply = await self._client.request(
-                    row.service, row.body, timeout=settings.timeout, headers=settings.headers, retry=settings.retry
-                )
+                    row.service, row.body, timeout=settings.timeout, headers=settings.headers,
+                    options={"group": group} if group else None, retry=settings.retry,
+                )  # fmt: skip
             else:
                 reply = await keyed.request(row.service, row.body, row.key, settings.timeout)
         except Exception as error:  # noqa: BLE001 - no row may wait for ever
@@ -322,10 +344,13 @@ class RowCalls:
     def answered(self, row: Row, outcome: list[bytes] | Exception) -> None:
         """Process the reply to a row's request, or its error."""
         row.call = None
-        if row is self._probe:
+        limited = isinstance(outcome, RequestError) and outcome.reason in LIMITED
+        if row is self._probe and not limited:
             self._adapt(time.monotonic() - self._probe_sent_at)
         if isinstance(outcome, list):
             self._settle(row, outcome)
+        elif limited:  # it has not started, so it has not failed
+            self._start(self._held_back(row, outcome))
         elif isinstance(outcome, RequestTimeout):
             self._start(self._timed_out(row, outcome))
         else:
@@ -336,10 +361,26 @@ class RowCalls:
     async def _timed_out(self, row: Row, error: RequestTimeout) -> None:
         """Settle a row that has no reply in time, or send it again if it has waited behind too many others."""
         failed = await self._availability.timed_out(self._needed(row), error)
-        if self._availability or not row.widened:
+        least = MIN_WINDOW if self._settings.window is None else self._most
+        if self._availability or row.place <= min(self._window, least):
             self._settle(row, failed)
-            return
-        self._window = MIN_WINDOW
+        else:
+            self._send_later(row, least)
+
+    async def _held_back(self, row: Row, error: Exception) -> None:
+        """Send a row again that a limit has held back, with a window of half of those that it waited with."""
+        if not self._limited:
+            self._limited = True
+            log.warning("rows wait for a limit of service %r and are sent again: %s", row.service, error)
+        seconds = error.retry_after if isinstance(error, RetryLater) else None
+        await asyncio.sleep(seconds or 0.0)
+        self._send_later(row, row.place // 2)
+
+    def _send_later(self, row: Row, window: int) -> None:
+        """Send a row again that has waited behind too many others: no more than such a window."""
+        if row is self._probe:
+            self._probe = None
+        self._window = max(1, min(self._window, window))
         self._outstanding -= 1
         self._again.append(row)
         self._send_again()
@@ -354,6 +395,8 @@ class RowCalls:
         target = min(WINDOW_SECONDS, self._settings.timeout / 10)
         if seconds <= target:
             self._window = min(2 * self._window, self._most)
+        elif self._window < MIN_WINDOW:  # a limit has held rows back: their time is that of their turns
+            self._window = min(self._window + 1, self._most)
         elif seconds > 2 * target:
             self._window = min(max(MIN_WINDOW, int(self._window * target / seconds)), self._most)
 
@@ -374,6 +417,11 @@ class RowCalls:
             self.wake()
         if self._room is not None:
             self._tell_room(self._room)
+
+
+def _encoded_options(settings: RowSettings, group: str) -> bytes:
+    """Return the options of the rows of a group."""
+    return encode_options(in_group(None, group or settings.group), settings.headers, wait=True)
 
 
 def _row_error(row: Row, error: Exception) -> RequestError:

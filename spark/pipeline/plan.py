@@ -58,6 +58,7 @@ def call_service(
     input: str | Sequence[str] | Column,  # noqa: A002 - the natural name
     output: str = "reply",
     key: str | None = None,
+    group: str | Column | None = None,
     window: int | None = None,
     rows_per_request: int | None = None,
     broker: str | Sequence[str] | None = None,
@@ -86,6 +87,8 @@ def call_service(
         output: name of the reply column.
         key: a column of strings.  Each row then goes through Titanic, which executes each pair of service and key
             once in `keep` seconds.  Without a key, every run of the plan calls the service again.
+        group: a column of strings, or an expression such as `lit("tenant-7")`: whose turns and limits apply to a row
+            (docs/how-to/limits.md).  Rows in which it is NULL are in the group of requests without one.
         window: maximum number of outstanding requests per partition; by default as many as are answered quickly, 64
             to 1,024.
         rows_per_request: with `codec="arrow"`, the rows of a request; by default up to 5,000, of 1 MB in all.
@@ -119,9 +122,11 @@ def call_service(
     check_rows_per_request(rows_per_request, codec)
     if codec is not None and key is not None:
         raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
+    if group is not None and (codec is not None or key is not None):
+        raise SettingError("group cannot be combined with codec='arrow', whose requests have many rows, nor with a key")
     fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
     added = added_names(output, df.columns, fold)
-    selected = _select_input(df, input, key, typed, as_it_is=codec is not None)
+    selected = _select_input(df, input, key, group, typed, as_it_is=codec is not None)
 
     reply_type: DataType
     if codec is None:
@@ -131,11 +136,13 @@ def call_service(
             reply_type, shape = type_of_reply(typed)
             columns = ValueColumns(name, shape, _arrow_type(reply_type))
         route = None if key is None else settings.through_titanic
+        grouped = group is not None
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
             yield from map_rows(
-                batches, name, added, settings, settings.connect, result=result, columns=columns, keyed=route
-            )
+                batches, name, added, settings, settings.connect, result=result, columns=columns, keyed=route,
+                grouped=grouped,
+            )  # fmt: skip
             exempt_imports_from_collection()
     else:
         reply_type, arrow_type = _any_type(df.sparkSession, result)
@@ -256,21 +263,28 @@ def _settings(
 
 
 def _select_input(
-    df: DataFrame, selected: Any, key: str | None, typed: BaseService[Any, Any] | None, *, as_it_is: bool
+    df: DataFrame,
+    selected: Any,
+    key: str | None,
+    group: str | Column | None,
+    typed: BaseService[Any, Any] | None,
+    *,
+    as_it_is: bool,
 ) -> DataFrame:
-    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key if there is one.
+    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key or group if any.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
     """
     found = _with_input(df, selected)
-    if key is not None:
-        found = _with(found, _quoted(df, key), "key", key)
+    role, named = ("key", key) if group is None else ("group", group)
+    if named is not None:
+        found = _with(found, named if isinstance(named, Column) else _quoted(df, named), role, named)
     names = [f"c{at}" for at in range(len(found.schema.fields))]
     found, at = found.toDF(*names), len(df.columns)
     kind = found.schema.fields[at].dataType
-    if key is not None and not isinstance(found.schema.fields[-1].dataType, StringType):
+    if named is not None and not isinstance(found.schema.fields[-1].dataType, StringType):
         type_name = found.schema.fields[-1].dataType.simpleString()
-        raise SettingError(f"key is {key!r}, a column of type {type_name}; cast it to string")
+        raise SettingError(f"{role} is {named!r}, a column of type {type_name}; cast it to string")
     if typed is not None:
         check_input(typed, selected if isinstance(selected, str) else "input", kind)
         if not typed.request.raw:

@@ -9,9 +9,11 @@ import pytest
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS
 
+from zmdp import Limit
 from zmdp.clients import AsyncClient
 from zmdp.clients.many import RETRY
 from zmdp.clients.rows import Row, RowSettings, answer_rows, availability, calls
+from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.errors import BrokerUnreachable, RequestError, RequestTimeout, ServiceError
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
@@ -110,6 +112,56 @@ def test_a_window_that_has_grown_does_not_let_rows_time_out(server, monkeypatch)
             if {each.code for each in found} == {200}:
                 break
     assert {each.code for each in found} == {200}
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_row_that_a_limit_holds_back_is_sent_again(server, window):
+    """All rows together take 3 seconds, longer than any of the timeouts; none fails, and none is executed twice."""
+
+    def handler(request):
+        handled.append(request[0])
+        return request
+
+    bodies = [b"%d" % number for number in range(30)]
+    handled = []
+    with worker(server, handler, limit=Limit(rate="10/s")):
+        for timeout in SHORT_TIMEOUTS[:4]:
+            handled.clear()
+            found = ask(server, bodies, window=window, timeout=timeout)
+            if {each.code for each in found} == {200} and len(handled) == len(bodies):
+                break
+    assert [each.reply for each in found] == [body.decode() for body in bodies]
+    assert sorted(handled) == sorted(bodies)
+    assert server.broker.stats.dropped[Drop.LIMIT_PASSED]
+
+
+def test_the_window_follows_a_limit():
+    """It shrinks to half of what a row has waited with, at least 1, and grows again with each window of replies."""
+    asked = calls.RowCalls(None, RowSettings(), None)
+    asked._window = 10
+    for place, window in ((10, 5), (10, 5), (9, 4), (1, 1), (1, 1)):
+        row = Row("up", b"")
+        row.place, asked._outstanding = place, 100
+        asked._send_later(row, place // 2)
+        assert asked._window == window
+    for window in (2, 3):
+        asked._adapt(TIMEOUT_SECONDS)
+        assert asked._window == window
+    asked._adapt(0.0)
+    assert asked._window == 6
+
+
+def test_groups_of_rows(server):
+    """Each row has its own group, or that of all rows."""
+
+    def handler(request):
+        return request.options.get("group", "none").encode()
+
+    settings = RowSettings(group="all")
+    rows = [Row("up", b"", group=group) for group in ("a", "b", "", "a")]
+    with worker(server, handler):
+        found = answer_rows(rows, settings, lambda: AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS))
+        assert [row.outcome for row in found] == [[b"a"], [b"b"], [b"all"], [b"a"]]
 
 
 def test_rows_are_sent_as_others_are_taken(server):

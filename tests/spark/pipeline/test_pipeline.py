@@ -120,6 +120,16 @@ def test_column_metadata_is_kept(spark, endpoint, up):
     assert [row.reply for row in replies.collect()] == ["X"]
 
 
+def test_groups_of_rows(spark, endpoint):
+    rows = [(1, "x", "a"), (2, "x", "b"), (3, "x", None), (4, None, "a")]
+    df = spark.createDataFrame(rows, "id int, text string, t string")
+    with working(endpoint, lambda request: request.options.get("group", "none").encode()):
+        for group, replies in (("t", ["a", "b", "none", None]), (F.lit("c"), ["c", "c", "c", None])):
+            called = call_service(df, "up", input="text", group=group, broker=endpoint)
+            assert called.columns == ["id", "text", "t", "reply", "reply_code", "reply_error"]
+            assert [row.reply for row in called.orderBy("id").collect()] == replies
+
+
 @pytest.mark.parametrize(
     ("column", "sent"),
     [
@@ -207,6 +217,7 @@ def test_arrow_in_and_out(spark, endpoint):
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),
+        ({"group": "id"}, "group is 'id', a column of type bigint"),
     ],
 )
 def test_invalid_arguments(spark, asked, message):
