@@ -26,7 +26,7 @@ from zmdp.spark.session import open_session
 conf = {{"spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "{SMALL_JAVA}"}}
 spark = open_session("limited", master="local[4]", conf=conf)
 rows = spark.range(0, {ROWS}, 1, 8).selectExpr("id", "cast(id AS string) AS text")
-for timeout in (1.0, 1.5):  # the second if the machine is too busy even for what a limit does not hold back
+for timeout in (0.5, 1.0):  # the second if the machine is too busy even for what a limit does not hold back
     replies = call_service(rows, "limited", input="text", broker=sys.argv[1], timeout=timeout).collect()
     if all(row.reply_code == 200 for row in replies):
         break
