@@ -26,8 +26,6 @@ from ...mdp.errors import (
     ZmdpError,
 )
 from ...mdp.limits import MAX_BODY
-from ..arguments import in_group
-from ..call import encode_options
 from .availability import Asker, Availability
 
 MIN_WINDOW: Final = 64
@@ -421,7 +419,10 @@ class RowCalls:
 
 def _encoded_options(settings: RowSettings, group: str) -> bytes:
     """Return the options of the rows of a group."""
-    return encode_options(in_group(None, group or settings.group), settings.headers, wait=True)
+    options: dict[str, Any] = {"headers": dict(settings.headers)} if settings.headers else {}
+    if group or settings.group:
+        options["group"] = group or settings.group
+    return wire.encode_options(options) if options else b""
 
 
 def _row_error(row: Row, error: Exception) -> RequestError:
