@@ -89,7 +89,7 @@ class Requests(Part):
             while (pair := registry.take_next(service, now)) is not None:
                 request, worker = pair
                 if now >= request.deadline:
-                    self.finish(request, _too_late(request, Drop.TTL_PASSED), now)
+                    self.finish(request, _too_late(request, Drop.TTL_PASSED, now), now)
                 elif isinstance(worker, Remote):
                     self._pass_on(worker, request, now)
                 else:
@@ -293,7 +293,8 @@ class Requests(Part):
 
     def expire(self, request: Request, now: float) -> None:
         """Drop a request whose time has passed (C12)."""
-        self.drop(request, _too_late(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED), now)
+        reason = Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED
+        self.drop(request, _too_late(request, reason, now), now)
 
     def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """End a request for its client, and report why; `attempt` is its last one, if that is over.
@@ -397,11 +398,13 @@ def _detail(request: Request, reason: Drop, now: float) -> list[bytes]:
     return [f"{seconds:.3f}".encode()] if seconds else []
 
 
-def _too_late(request: Request, reason: Drop) -> Drop:
-    """Return why a request is too late: if a worker is free, because of a limit."""
-    schedule = request.service.schedule
-    limited = request.attempt is None and schedule.free and schedule.limits
-    return Drop.LIMIT_PASSED if limited else reason
+def _too_late(request: Request, reason: Drop, now: float) -> Drop:
+    """Return why a request is too late: because of a limit, if that holds it back or a worker is free."""
+    groups = request.service.schedule.groups
+    if request.attempt is not None or groups is None or not groups.limits:
+        return reason
+    held_back = request.service.schedule.free or groups.holds_back(request.options.group, now)
+    return Drop.LIMIT_PASSED if held_back else reason
 
 
 def _ttl(request: Request, now: float) -> int:

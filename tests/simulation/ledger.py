@@ -451,15 +451,16 @@ class Ledger:
         self.waiting[ticket.service].line_of(ticket).remove(ticket)
         ticket.waits = False
 
-    def too_late(self, ticket: Ticket, reason: Drop = Drop.TTL_PASSED) -> Drop:
-        """Why the time of a request has passed: if a worker is free, because of a limit."""
-        limited = ticket.service in self.throttles and ticket.seat is None and self.capacity(ticket.service)
-        return Drop.LIMIT_PASSED if limited else reason
+    def too_late(self, ticket: Ticket, now: float, reason: Drop = Drop.TTL_PASSED) -> Drop:
+        """Why the time of a request has passed: because of a limit, if that holds it back or a worker is free."""
+        if ticket.service not in self.throttles or ticket.seat is not None:
+            return reason
+        return Drop.LIMIT_PASSED if self.capacity(ticket.service) or self.opens(ticket) > now else reason
 
-    def overdue(self, ticket: Ticket) -> None:
+    def overdue(self, ticket: Ticket, now: float) -> None:
         """The time of a request had passed when its turn came."""
         ticket.waits = True
-        self._report(ticket, self.too_late(ticket))
+        self._report(ticket, self.too_late(ticket, now))
         ticket.waits = False
         self._finish(ticket)
 

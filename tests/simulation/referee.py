@@ -182,9 +182,9 @@ class Referee:
             if ticket.waits and ticket.deadline <= now < ticket.deadline + GRAIN + EPSILON:
                 self._late.append(ticket)
             elif now >= ticket.deadline:
-                self.ledger.drop(ticket, self.ledger.too_late(ticket, Drop.TTL_PASSED), now)
+                self.ledger.drop(ticket, self.ledger.too_late(ticket, now), now)
             elif ticket.waits and now >= ticket.since + self.limits.expiry - EPSILON:
-                self.ledger.drop(ticket, self.ledger.too_late(ticket, Drop.EXPIRED), now)
+                self.ledger.drop(ticket, self.ledger.too_late(ticket, now, Drop.EXPIRED), now)
             else:
                 raise Broken(f"{ticket} was lost")
 
@@ -376,7 +376,7 @@ class Referee:
             ledger.drop(ticket, Drop.TTL_PASSED, now)
         for ticket, seat in steps:
             if seat is None:
-                ledger.overdue(ticket)
+                ledger.overdue(ticket, now)
         for each in dispatches:
             self._events["request dispatched again"] += each.ticket.handed > 0
             ledger.assign(each.ticket, each.seat, each.address, self.broker.turn - 1, now)
@@ -391,11 +391,11 @@ class Referee:
         throttle = ledger.throttles[service]
         waiting = ledger.waiting.get(service, Waiting())
         for ticket in [ticket for ticket in self._late if ticket.service == service and not ticket.over]:
-            ledger.drop(ticket, ledger.too_late(ticket), now)
+            ledger.drop(ticket, ledger.too_late(ticket, now), now)
         alive = set(self._tickets())
         for ticket in [ticket for ticket in waiting if now >= ticket.deadline and ticket.key not in alive]:
             waiting.line_of(ticket).remove(ticket)
-            ledger.overdue(ticket)
+            ledger.overdue(ticket, now)
         for each in dispatches:
             ticket = each.ticket
             check(ledger.opens(ticket) <= now + EPSILON, "C48: {} starts, but not within the limits", ticket)
