@@ -245,5 +245,5 @@ release-check: $(VENV)/dev.installed
 
 clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
-	rm -f docs/reference/commands.md
+	rm -f docs/reference/commands.md docs/llms.txt
 	find clients mdp workers -name '*.so' -delete

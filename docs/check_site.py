@@ -4,6 +4,7 @@
 from what is generated, such as the API reference.  `make docs` runs it.
 """
 
+import re
 import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -68,6 +69,13 @@ def broken_links(site: Path) -> list[str]:
     ]
 
 
+def broken_contents(site: Path) -> list[str]:
+    """Return the links of the site's llms.txt that lead nowhere."""
+    contents = site / "llms.txt"
+    links = re.findall(r"\]\((.*?)\)", contents.read_text())
+    return [f"llms.txt: {link}" for link in links if not leads_somewhere(link, contents, {}, site)]
+
+
 def leads_somewhere(link: str, path: Path, pages: dict[Path, Page], site: Path) -> bool:
     """Return whether a link leads to a file of the site and its anchor exists, or leads elsewhere."""
     url = urlsplit(urljoin(f"{HOST}{PREFIX}{path.relative_to(site)}", link))
@@ -85,7 +93,7 @@ def leads_somewhere(link: str, path: Path, pages: dict[Path, Page], site: Path) 
 
 def main() -> None:
     """Print what is broken.  Exit with 1 if anything is."""
-    if broken := broken_links(SITE):
+    if broken := broken_links(SITE) + broken_contents(SITE):
         sys.exit("\n".join(["These links lead nowhere:", *broken]))
     if broken := broken_blocks(SITE):
         sys.exit("\n".join(["These pages have code blocks that are not closed or not understood:", *broken]))

@@ -1,12 +1,15 @@
 """Write what the site has and the repository has not, as `make docs` does before it builds the site.
 
-That is docs/reference/commands.md, from the `--help` of each command, and a view of the package for mkdocstrings.
+That is docs/reference/commands.md, from the `--help` of each command, docs/llms.txt, from the navigation, and a view of
+the package for mkdocstrings.
 """
 
 import shutil
 import textwrap
+import tomllib
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,6 +25,7 @@ from zmdp.titanic.cli.main import cli as titanic
 from zmdp.workers.cli.main import cli as mdworker
 
 ROOT = Path(__file__).parents[1]
+COMMANDS = "reference/commands.md"
 WIDTH = 100
 
 
@@ -76,6 +80,37 @@ def filled(lines: list[str]) -> list[str]:
     return textwrap.wrap(" ".join(map(str.strip, lines)), WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
+def llms() -> str:
+    """Return the site's contents as https://llmstxt.org has them: a section for each part of the navigation."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    parts = [f"# {project['site_name']}\n\n> {project['site_description']}\n"]
+    for part in project["nav"]:
+        ((title, entries),) = part.items()
+        links = [f"- [{title_of(page)}]({address_of(page)})" for page in pages_of(entries)]
+        parts.append("\n".join([f"## {title}\n", *links, ""]))
+    return "\n".join(parts)
+
+
+def pages_of(entry: Any) -> list[str]:
+    """Return the pages in a part of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in pages_of(part)]
+
+
+def title_of(page: str) -> str:
+    """Return the first heading of a page."""
+    text = reference() if page == COMMANDS else (ROOT / "docs" / page).read_text()
+    return text.split("\n", 1)[0].removeprefix("# ")
+
+
+def address_of(page: str) -> str:
+    """Return where the site has a page, relative to its root."""
+    path = Path(page)
+    return f"{path.parent if path.name == 'index.md' else path.with_suffix('')}/"
+
+
 def link_package(folder: Path) -> None:
     """Lay out the package as it is when installed, with links, because mkdocstrings finds modules by their paths."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -86,5 +121,6 @@ def link_package(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "reference" / "commands.md").write_text(reference())
+    (ROOT / "docs" / COMMANDS).write_text(reference())
+    (ROOT / "docs" / "llms.txt").write_text(llms())
     link_package(ROOT / "build" / "package")

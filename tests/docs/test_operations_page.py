@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from support.web import web_broker
 
@@ -63,10 +64,12 @@ def test_the_alerts_use_metrics_that_exist(series):
 
 
 def test_the_scaling_by_metrics_uses_metrics_that_exist(series):
-    page = (ROOT / "docs" / "how-to" / "operations.md").read_text()
-    (query,) = re.findall(r"^ +query: (.+)$", page, re.MULTILINE)
-    used = set(NAME.findall(query))
-    assert used
+    scaled = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "keda.yaml").read_text())
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metadata"].keys() == {"serverAddress", "query", "threshold"}
+    used = set(NAME.findall(trigger["metadata"]["query"]))
+    assert {"mdp_queue_depth", "mdp_requests_running"} <= used
     assert used - series == set()
 
 

@@ -12,20 +12,31 @@ DOCS = ROOT / "docs"
 GENERATED = "reference/commands.md"
 
 
-def pages_of(entry):
-    """Return the pages in a part of the navigation."""
-    if isinstance(entry, str):
-        return [entry]
-    if isinstance(entry, dict):
-        return [page for each in entry.values() for page in pages_of(each)]
-    return [page for each in entry for page in pages_of(each)]
+def script(name):
+    """Return a program in `docs/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_navigation_has_every_page_once():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
-    pages = [page for page in pages_of(nav) if "://" not in page]
+    pages = [page for page in script("generate").pages_of(nav) if "://" not in page]
     written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert sorted(pages) == sorted(written | {GENERATED})
+
+
+def test_llms_txt_leads_to_every_page(tmp_path, check_site):
+    """A site without one page has one link that leads nowhere."""
+    for page in {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | {GENERATED}:
+        path = tmp_path / page.removesuffix("index.md").removesuffix(".md") / "index.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "llms.txt").write_text(script("generate").llms())
+    assert check_site.broken_contents(tmp_path) == []
+    (tmp_path / "start" / "index.html").unlink()
+    assert check_site.broken_contents(tmp_path) == ["llms.txt: start/"]
 
 
 def test_every_page_begins_with_its_title():
@@ -36,10 +47,7 @@ def test_every_page_begins_with_its_title():
 
 @pytest.fixture
 def check_site():
-    spec = importlib.util.spec_from_file_location("check_site", DOCS / "check_site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("check_site")
 
 
 @pytest.mark.parametrize(
