@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -181,12 +181,12 @@ def batch(
     place = str(master) if connect is None else without_parameters(connect)
     log.info("starting Spark on %s", place)
     kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
-    records = History(history, name)
     settings = BatchSettings(name, broker, master=place, keys=keys, **given)
     load = partial(_load, config, targets, remote=connect is not None)
-    driver = Batch(settings, pool, kept, Offer(catalogue, known), history=records, load=load)
-    stopper = _Stopper(driver, drain_timeout)
-    with stopper.shutdown, ExitStack() as stack:
+    with closing(History(history, name)) as records, ExitStack() as stack:
+        driver = Batch(settings, pool, kept, Offer(catalogue, known), history=records, load=load)
+        stopper = _Stopper(driver, drain_timeout)
+        stack.enter_context(stopper.shutdown)
         if connect is not None or is_remote(master):
             open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
         else:

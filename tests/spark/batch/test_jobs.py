@@ -102,7 +102,7 @@ def test_a_query(frames, asked):
         ([b"SELECT 1", b"[" * 100_000], "the settings: Expected `object`, got `array`"),
         ([b"SELECT 1", b"{"], "the settings: "),
         ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings: "),
-        ([b"SELECT ?", b'{"args": [%b]}' % (b"[" * 100_000)], "the settings: it is nested too deeply"),
+        ([b"SELECT ?", b'{"args": [%b]}' % (b"[" * 100_000)], "the settings: "),
         ([b"SELECT 1", b'{"colour": 1}'], "the settings: Object contains unknown field `colour`"),
         ([b"SELECT 1", b'{"format": "xml"}'], "the settings: Invalid enum value 'xml'"),
         ([b"SELECT 1", b'{"args": 1}'], "the settings: Expected `object | array | null`, got `int` - at `$.args`"),
