@@ -82,7 +82,7 @@ def command(name: str, *arguments: str) -> Job:
     return Job(name, (PYTHON, *arguments))
 
 
-SOCKETS = re.compile(r"^(import|from) (zmq|socket|select|ctypes|\.\.transport)", re.MULTILINE)
+SOCKETS = re.compile(r"^(import|from) (zmq|socket|select|ctypes|\.\.transport|\.sockets)", re.MULTILINE)
 """What modules import that cannot be tested without sockets."""
 COVERED = (
     "*/mdp/wire/*.py", "*/mdp/linked_lists.py", "*/mdp/timers.py",

@@ -70,9 +70,7 @@ class Announcements(Part):
         self._announce_soon()
 
     def announce(self, now: float) -> None:
-        """Announce what has changed, if it is time."""
-        if now < self.alarm.due:
-            return
+        """Announce what has changed; call it when the alarm is due."""
         self._announce_at = now + ANNOUNCE_INTERVAL
         self.alarm.set(math.inf)
         free_too = now >= self._free_at

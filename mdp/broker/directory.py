@@ -17,10 +17,6 @@ from .records import Client, Link, PeerKey, Proxy, Remote, Service, Worker, key_
 from .roles import Role
 
 
-def _unlimited(_: bytes) -> ServiceLimits | None:
-    return None
-
-
 class Directory:
     """All services, workers and clients of a broker; `Registry` has their requests.
 
@@ -36,7 +32,7 @@ class Directory:
         """The clients that are other brokers."""
         self.metrics = Metrics()
         self.throttling = Throttling()
-        self.limits: Callable[[bytes], ServiceLimits | None] = _unlimited
+        self.limits: Callable[[bytes], ServiceLimits | None] = lambda _: None
         """Returns the operator's limits for a service; None if there are none."""
         self.abouts = Abouts()
         self.unserved: dict[Service, None] = {}

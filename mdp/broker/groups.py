@@ -341,7 +341,7 @@ class Groups(Gate):
         if isinstance(gate, Group):
             if gate.parked:
                 self._unpark(gate)
-            elif gate.empty and gate.tat <= now:
+            else:
                 gate.tat = -math.inf
                 self._rest(gate)
         elif gate.tat <= now:

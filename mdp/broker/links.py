@@ -319,8 +319,8 @@ class Links(Part):
                 if link.state is LinkState.UP:
                     at = min(at, link.heartbeat_at)
             due = min(due, at)
-        if self.alarm is not None:
-            self.alarm.set(due)
+        assert self.alarm is not None  # noqa: S101 - the machine has set it
+        self.alarm.set(due)
 
 
 def _key(link: Link) -> tuple[str, int]:

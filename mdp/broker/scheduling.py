@@ -202,9 +202,8 @@ class Schedule:
 
     def form_groups(self, service: Service, throttling: Throttling) -> Groups:
         """Let groups take turns from now on; return them."""
-        if self.groups is None:
-            own = (self.suspects, self.queue, self.pinned)
-            self.groups = Groups(service, own, self._tally, throttling)
+        own = (self.suspects, self.queue, self.pinned)
+        self.groups = Groups(service, own, self._tally, throttling)
         return self.groups
 
     def can_pass_on(self, request: Request) -> bool:
@@ -321,14 +320,11 @@ class Schedule:
 
     def _next_in_turn(self, groups: Groups, now: float) -> tuple[Request, Worker] | None:
         """Do what `next_pair` does if groups take turns."""
-        if not self.free or not groups.is_open(now):
+        worker, clean = self.next_worker(), self._without_suspect.least()
+        if worker is None or not groups.is_open(now):
             return None
-        worker = self._without_suspect.least()
-        if worker is not None and (request := groups.take(SUSPECT, now)) is not None:
-            return request, worker
-        worker = self.next_worker()
-        if worker is None:
-            return None
+        if clean is not None and (request := groups.take(SUSPECT, now)) is not None:
+            return request, clean
         self._pinned_next = not self._pinned_next
         first, second = (PINNED, QUEUED) if self._pinned_next else (QUEUED, PINNED)
         request = groups.take(first, now) or groups.take(second, now)

@@ -25,7 +25,7 @@ from support.x1_client import (
 
 from zmdp.clients import session as module
 from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES
-from zmdp.clients.call import Call, encode_options
+from zmdp.clients.call import Call, encode_options, error_of
 from zmdp.clients.reply import Reply
 from zmdp.clients.retry import Retry
 from zmdp.clients.session import ClientSession
@@ -382,6 +382,15 @@ def test_an_unknown_code_without_a_detail_is_the_services(code: int) -> None:
     ((_, outcome),) = session.events
     assert isinstance(outcome, ServiceError)
     assert (outcome.code, outcome.text, outcome.detail) == (code, "broke", None)
+
+
+@pytest.mark.parametrize(("detail", "seconds"), [([b"0.25"], 0.25), ([], None), ([b"soon"], None), ([b"-1"], None)])
+def test_an_error_of_a_limit_says_when_to_try_again(detail: list[bytes], seconds: float | None) -> None:
+    session, (call,) = asking()
+    told = wire.Error((), wire.CX1, call.number, 429, b"the service is limited", detail, b"limited", 0)
+    found = error_of(call, told)
+    assert isinstance(found, RetryLater)
+    assert (found.retry_after, found.reason, session.outstanding) == (seconds, "limited", 1)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(502, StreamInterrupted), (429, RetryLater), (500, ServiceError)])

@@ -419,3 +419,19 @@ def test_what_a_limit_holds_back_is_counted(broker):
     (row,) = [row for row in ask(broker, b"mmi.metrics", b"")["services"] if row["name"] == "slow"]
     assert (row["queued"], row["held_back"], row["throttled"]) == (2, 2, 2)
     assert row["limits"] == {"service": {"concurrency": 1}}
+
+
+def test_groups_and_limits_with_another_broker():
+    pair = Pair()
+    pair.receive("b", ready(credit=1), now=1)
+    for number in (1, 2):
+        pair.receive("a", request(number, group="x"), now=2)
+    assert ask(pair.a, b"mmi.services", b"echo")["services"][0]["queued"] == 1
+    pair.receive("b", final(100), now=3)
+    assert ask(pair.a, b"mmi.services", b"echo")["services"][0]["queued"] == 0
+    pair.receive("b", final(101), now=4)
+    pair.receive("a", ready(b"v", credit=5, limits={"service": {"concurrency": 1}}), now=5)
+    for number in (3, 4):
+        pair.receive("a", request(number, group="x"), now=6)
+    row = ask(pair.a, b"mmi.services", b"echo")["services"][0]
+    assert (row["running"], row["held_back"]) == (1, 1)  # what a limit holds back waits for the workers here

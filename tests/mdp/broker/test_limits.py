@@ -241,6 +241,66 @@ def test_there_may_be_so_many_groups(monkeypatch):
     assert ask(broker, 10, group="a") == []
 
 
+def test_a_limit_applies_to_what_already_waits_and_runs():
+    broker = new_broker()
+    feed(broker, ready(credit=1))
+    ask(broker, 1)
+    ask(broker, 2)
+    broker.limit({"x*": ServiceLimits(Limit(concurrency=9)), "ec*": ServiceLimits(Limit(concurrency=1))}, 1)
+    assert starts(told(broker.take_messages())) == []
+    feed(broker, ready(b"v", credit=1), now=1)
+    assert len(broker.directory.workers[b"v"].held) == 0
+    assert starts(feed(broker, final(1), now=1)) == [2]
+
+
+def test_a_group_waits_for_its_own_rate():
+    broker = limited(None, {"rate": "1/s"})
+    assert starts(ask(broker, 1, group="a")) == [1]
+    assert starts(ask(broker, 2, group="a")) == []
+    groups = broker.directory.services[b"echo"].schedule.groups
+    assert groups.held_back(0) == 1
+    assert broker.directory.services[b"echo"].schedule.oldest() == 0
+    assert starts(feed(broker, release(1))) == []  # it goes before the other, once the group may go on
+    assert bodies(tick(broker, 1.01)) == [b"x"]
+    ask(broker, 3, group="a", now=1.02)
+    feed(broker, cancel(2), cancel(3), now=1.03)
+    assert groups.held_back(1.03) == 0
+
+
+def test_those_of_a_client_that_is_gone_do_not_hold_up_its_group():
+    broker = Broker(now=0, first_address=1, turn_work=1)
+    for number in range(1, 5):
+        ask(broker, number, b"gone", group="a")
+    ask(broker, 1, b"there", client=b"d", group="b")
+    broker.gone(b"c", 0)
+    assert bodies(feed(broker, ready(credit=9))) == [b"there"]
+
+
+def test_limits_by_name_are_limited_in_number(monkeypatch):
+    monkeypatch.setattr("zmdp.mdp.broker.operator_limits.MAX_NAMED", 1)
+    broker = new_broker()
+    assert broker.limit_service(b"echo", ServiceLimits(Limit(1)), 0)
+    assert not broker.limit_service(b"sum", ServiceLimits(Limit(1)), 0)
+    assert broker.limit_service(b"sum", None, 0)
+
+
+def test_a_service_that_made_way_is_not_woken():
+    broker = limited({"rate": "1/s"}, max_services=1)
+    ask(broker, 1)
+    feed(broker, final(1))
+    turns.gone(broker, b"w", 0)
+    feed(broker, ready(b"v", b"other"))
+    broker.receive(heartbeat(b"v"), 2)
+    tick(broker, 2)
+    assert list(broker.directory.services) == [b"other"]
+
+
+def test_a_worker_whose_limits_are_malformed_is_not_registered():
+    broker = new_broker()
+    feed(broker, ready(limits={"service": {"rate": "fast"}}))
+    assert not broker.directory.workers
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_the_limits_hold_and_nothing_stays_behind(seed):
     """Random traffic; every start is noted, and compared with the definition of the limits."""
