@@ -186,10 +186,10 @@ class Groups(Gate):
         """Add `request` before all others (C17)."""
         lane = self._lane(request.options.group, kind)
         lane.queue.prepend(request)
+        self._unpark(lane.group)
         _unlist(lane)
-        if not lane.group.parked:
-            lane.turns = self._fresh[kind]
-            lane.turns.prepend(lane)
+        lane.turns = self._fresh[kind]
+        lane.turns.prepend(lane)
 
     def _lane(self, name: str, kind: int) -> Lane:
         """Return where a request goes that is about to be added."""

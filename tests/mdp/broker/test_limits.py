@@ -7,7 +7,9 @@ from support import turns
 from support.x1_messages import cancel, feed, final, heartbeat, ready, release, request, told
 
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.groups import QUEUED
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.records import Link, LinkKind
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.service_limits import Limit, ServiceLimits
 
@@ -272,8 +274,22 @@ def test_those_of_a_client_that_is_gone_do_not_hold_up_its_group():
     for number in range(1, 5):
         ask(broker, number, b"gone", group="a")
     ask(broker, 1, b"there", client=b"d", group="b")
-    broker.gone(b"c", 0)
+    ask(broker, 1, b"gone", client=b"e", group="c")
+    for client in (b"e", b"c"):  # the turn ends one request
+        broker.gone(client, 0)
     assert bodies(feed(broker, ready(credit=9))) == [b"there"]
+
+
+def test_what_may_not_be_passed_on_does_not_hold_up_another_group():
+    broker = new_broker()
+    ask(broker, 1, group="a")
+    ask(broker, 2, client=b"d", group="b")
+    broker.directory.clients[b"c"].numbered[1].came_over(("there",), 0, "")
+    link = Link(b"link", LinkKind.PEER, broker.roles.everyone, opens=True)
+    link.name = "there"
+    groups = broker.directory.services[b"echo"].schedule.groups
+    assert groups.take_for(link, QUEUED).number == 2
+    assert groups.take_for(link, QUEUED) is None
 
 
 def test_limits_by_name_are_limited_in_number(monkeypatch):
