@@ -16,6 +16,8 @@ from typing import Final, Generic, TypeVar
 
 from .linked_lists import Node
 
+NEVER: Final = 1e300
+"""Seconds; later than any clock reading, and finite, so that it can be reckoned with."""
 MAX_STALE_NUMBERS: Final = 64
 """Minimum number of stale bucket numbers in the heap before it is rebuilt, so that rebuilding costs little."""
 

@@ -2,13 +2,14 @@
 
 from .. import wire
 from ..codes import Code
+from ..timers import NEVER
 from ..wire import Message, Reason, batch
 from .admission import Admission
 from .drops import Drop
 from .endings import Endings
 from .given_up import GivenUp
 from .links import Links
-from .records import NEVER, Client, Request, Service, key_of
+from .records import Client, Request, Service, key_of
 from .requests import Requests
 from .roles import Role
 from .shared import Part, Shared

@@ -5,9 +5,10 @@ from typing import Final, NamedTuple
 
 from ..codes import Code
 from ..limits import Limits
+from ..timers import NEVER
 from ..wire import BROKER
 from .groups import MAX_GROUPS
-from .records import NEVER, Request
+from .records import Request
 
 
 class Drop(StrEnum):

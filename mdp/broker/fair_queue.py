@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from .records import Client, Link, Request
 
 MAX_CLIENTS: Final = 1000
-"""Clients of which a queue is asked for the oldest request at most: an answer must not take long."""
+"""Clients among which the oldest request of a service is looked for at most: an answer must not take long."""
 
 
 def is_pinned(request: Request) -> bool:
@@ -125,17 +124,10 @@ class FairQueue:
         self.size -= queue.requests.size
         self._tally.waiting -= queue.requests.size
 
-    def oldest(self) -> float:
-        """Return since when the oldest request has waited here; inf if none does.
-
-        With more than `MAX_CLIENTS` clients, only the next of them count.
-        """
-        oldest = math.inf
-        for queue in islice(self._queues, MAX_CLIENTS):
-            first = queue.requests.first
-            assert first is not None  # noqa: S101 - a queue without requests is removed
-            oldest = min(oldest, first.since)
-        return oldest
+    def heads(self) -> Iterator[Request]:
+        """Yield the oldest request of each client."""
+        for queue in self._queues:
+            yield from islice(queue.requests, 1)
 
     def oldest_requests(self, most: int) -> Iterator[Request]:
         """Yield requests in this queue: of each client as many of its oldest as make `most` if all have as many."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..linked_lists import LinkedList, Node
 from ..service_limits import NO_LIMITS, Limit, ServiceLimits
-from ..timers import TimerNode, Timers
+from ..timers import NEVER, TimerNode, Timers
 from .fair_queue import MAX_CLIENTS, FairQueue, Tally
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 MAX_GROUPS: Final = 1_000_000
 """Maximum number of groups in a broker, of all services together."""
 UNLIMITED: Final = 1 << 60
-NEVER: Final = 1e300
-"""Seconds; later than any clock reading."""
 MAX_FRESH: Final = 8
 """How many groups in a row may take their first turn before the others."""
 RESOLUTION: Final = 0.001

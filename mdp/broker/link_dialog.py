@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from .. import wire
 from ..codes import Code
+from ..timers import NEVER
 from ..wire import BROKER, Message, Reason, batch, x1
 from ..wire.names import displayed
 from ..wire.options import MAX_HOPS
@@ -16,7 +17,7 @@ from .admission import Admission
 from .drops import RETURNED, Drop
 from .endings import Endings
 from .links import Links
-from .records import NEVER, Attempt, Link, LinkState, Request, Service
+from .records import Attempt, Link, LinkState, Request, Service
 from .requests import Requests
 from .roles import Role
 from .shared import Part, Shared

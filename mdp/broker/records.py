@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
 from ..service_limits import NO_LIMITS, ServiceLimits
-from ..timers import TimerNode
+from ..timers import NEVER, TimerNode
 from ..wire import CX1, DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ..wire.names import show
 from .metrics import UNCOUNTED, ServiceMetrics
@@ -37,8 +37,6 @@ CLIENT_OVERHEAD: Final = 1536
 MAX_UNANSWERED: Final = 64
 """Requests that may be at another broker that has not answered any yet: it may claim more than it can do.  Handlers may
 wait for each other, so they are as many as an asyncio worker takes by default."""
-NEVER: Final = 1e300
-"""Seconds; later than any clock reading."""
 PeerKey = bytes | Route
 """The routing id of a directly connected peer; for a peer behind proxies, the routing id of the proxy and the addresses
 in the envelope."""

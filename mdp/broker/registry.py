@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from ..timers import Timers
+from ..timers import NEVER, Timers
 from ..wire import WX1, show, size_of
 from .directory import Directory
 from .metrics import bucket_of
 from .records import (
     FRAME_OVERHEAD,
-    NEVER,
     Attempt,
     Client,
     Collected,

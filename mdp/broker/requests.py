@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from .. import wire
 from ..codes import Code
+from ..timers import NEVER
 from ..wire import Reason, size_of, x1
 from ..wire.names import show
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, RETURNED, Drop, text_of
 from .fair_queue import is_pinned
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
-from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
+from .records import Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
 from .shared import Part, Shared
 from .watch import Watch
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from ..linked_lists import LinkedList
@@ -149,7 +149,8 @@ class Schedule:
 
     def oldest(self) -> float:
         """Return since when the oldest request has waited; inf if none does."""
-        return min((queue.oldest() for queue in islice(self._queues(), MAX_CLIENTS)), default=math.inf)
+        heads = chain.from_iterable(queue.heads() for queue in self._queues())
+        return min((request.since for request in islice(heads, MAX_CLIENTS)), default=math.inf)
 
     def oldest_requests(self, most: int) -> Iterator[Request]:
         """Yield about `most` of the requests that wait, of each client the oldest."""

@@ -15,12 +15,13 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from ..codes import Code
+from ..timers import NEVER
 from ..tracing import REQUEST_ID, shown_id
 from ..wire import DIALECTS, RequestId
 from ..wire.names import show
 from .drops import Drop
 from .failures import Failures
-from .records import NEVER, Attempt, Client, PeerKey, Remote, Request, Service
+from .records import Attempt, Client, PeerKey, Remote, Request, Service
 from .shared import Part, Shared
 from .tails import Tails
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 from .. import wire
-from ..timers import Timers
+from ..timers import NEVER, Timers
 from ..wire import Message, Reason, batch
 from .drops import Drop
 from .endings import Endings
 from .events import WorkerForgotten
 from .journal import WORKER_LINES, Loss, Refusal
-from .records import NEVER, Attempt, Service, Worker, key_of
+from .records import Attempt, Service, Worker, key_of
 from .requests import Requests
 from .roles import Role
 from .shared import Part, Shared

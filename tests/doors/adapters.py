@@ -103,13 +103,13 @@ class Door:
     streams: ClassVar[bool] = True
     """Whether parts arrive one by one; else they are all in the reply."""
     slow_reader: ClassVar[str] = "interrupted"
-    """What becomes of a stream that is read too slowly: it is `interrupted`, or `complete`."""
+    """The end of a stream that is read too slowly: `interrupted` or `complete`."""
     part_bytes: ClassVar[int] = 1000
-    """So large are the parts of a stream that is read too slowly."""
+    """Size of the parts of a stream that is read too slowly."""
     last_loss: ClassVar[Failed] = Failed("lost")
     """What is said if the last worker that may have a request is lost with it."""
     broken_stream: ClassVar[str] = "interrupted"
-    """What becomes of a stream whose broker is killed: it is `interrupted`, or it `continues`."""
+    """The end of a stream whose broker is killed: `interrupted`, or it `continues`."""
     closing_cancels: ClassVar[bool] = True
     """Whether what is outstanding is cancelled when the door is closed."""
     brokered: ClassVar[bool] = True

@@ -17,13 +17,14 @@ from zmdp.mdp.broker.directory import Directory
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.fair_queue import FairQueue
 from zmdp.mdp.broker.given_up import GivenUp
-from zmdp.mdp.broker.groups import NEVER, Gate, Group, Groups
+from zmdp.mdp.broker.groups import Gate, Group, Groups
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.records import key_of
 from zmdp.mdp.broker.registry import Registry
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.scheduling import Pool, Schedule
 from zmdp.mdp.broker.worker_dialog import WorkerDialog
+from zmdp.mdp.timers import NEVER
 from zmdp.mdp.wire.batch import Batch
 from zmdp.workers.held import HeldRequests
 from zmdp.workers.session import WorkerSession

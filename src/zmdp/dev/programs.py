@@ -52,13 +52,13 @@ class Program:
 
 @dataclass
 class Plan:
-    """All programs in the order in which they start, and what is told of them."""
+    """The programs in the order in which they start, their addresses, and what is missing."""
 
     programs: list[Program] = field(default_factory=list)
     addresses: dict[str, str] = field(default_factory=dict)
-    """Where each is, for people."""
+    """The address of each program, for people."""
     missing: list[str] = field(default_factory=list)
-    """What is left out because a package is missing, and how to install it."""
+    """The programs left out because a package is missing, each with how to install it."""
     endpoint: str | None = None
     """Where the broker listens; None if it is not among the programs."""
 
