@@ -19,6 +19,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final, TextIO
 
+from ..mdp.backoff import doubled
 from ..mdp.cli import notify
 from ..mdp.cli.console import END_WITH_STDIN, EXIT_FAILED
 from .programs import ENVIRONMENT, Program
@@ -115,8 +116,7 @@ class _Runner:
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
             lambda: self._readiness, family=socket.AF_UNIX, local_addr=self._socket
         )
-        shortest, longest = RESTART_SECONDS
-        pause = shortest
+        restarts = 0
         try:
             while True:
                 began = time.monotonic()
@@ -124,12 +124,13 @@ class _Runner:
                 if self._stopping.is_set() or not self.ready.is_set():
                     return code
                 if time.monotonic() - began > STEADY_SECONDS:
-                    pause = shortest
+                    restarts = 0
+                pause = doubled(*RESTART_SECONDS, restarts)
+                restarts += 1
                 self._log.say(SELF, f"{self.name} {_shown(code)}; it restarts in {pause:g} s")
                 with suppress(TimeoutError):
                     await wait_for(self._stopping.wait(), pause)
                     return code
-                pause = min(2 * pause, longest)
         finally:
             transport.close()
 
