@@ -123,10 +123,16 @@ def test_changed_code_is_served(started):
     eventually(lambda: started.call("words.count", "one two") == -1)
 
 
+def masked(line):
+    """Return a command line with its ports masked."""
+    return re.sub(r":\d+(?= |$)", ":PORT", line)
+
+
 def test_what_is_printed_is_what_runs(started):
     shown = run("zmdp", "dev", "words:services", "--print", cwd=started.folder).stdout.decode().splitlines()
     lines = run("zmdp", "dev", "words:services", "--procfile", cwd=started.folder).stdout.decode().splitlines()
-    assert [line.partition(": ")[2] for line in lines] == shown
+    # Each plan finds ports that are free at its moment, beside other tests.
+    assert [masked(line.partition(": ")[2]) for line in lines] == [masked(line) for line in shown]
     assert [line.partition(": ")[0] for line in lines] == ["broker", "worker", "titanic", "gateway"]
     running = {}
     for name, pid in started.programs().items():
@@ -137,8 +143,7 @@ def test_what_is_printed_is_what_runs(started):
         variable, program, *arguments = line.split()
         assert variable == "PYTHONUNBUFFERED=1"
         _, *actual = running.pop(Path(program).name)
-        of_print, of_run = ([re.sub(r":\d+$", ":PORT", word) for word in words] for words in (arguments, actual))
-        assert of_print == of_run
+        assert masked(" ".join(arguments)) == masked(" ".join(actual))
     assert running == {}
 
 
