@@ -305,7 +305,9 @@ def _as_json(column: str, kind: DataType) -> str:
     """Return the SQL for values of a column as JSON; `to_json` takes no scalars, so these are put in an array."""
     if isinstance(kind, StructType | MapType | ArrayType):
         return f"to_json({column}, {JSON_OPTIONS})"
-    return f"CASE WHEN {column} IS NOT NULL THEN trim(BOTH '[]' FROM to_json(array({column}), {JSON_OPTIONS})) END"
+    # Only the brackets of this array: those of a VARIANT that is an array are its own.
+    inner = f"transform(array(to_json(array({column}), {JSON_OPTIONS})), text -> substr(text, 2, length(text) - 2))[0]"
+    return f"CASE WHEN {column} IS NOT NULL THEN {inner} END"
 
 
 def _with_input(df: DataFrame, selected: Any) -> DataFrame:
