@@ -97,6 +97,13 @@ def test_columns_are_fields(spark, served):
     assert call_service(df, resize, input=F.struct("path"), broker=served).first().reply.names == ["a"]
 
 
+def test_only_the_brackets_around_a_value_are_removed(spark, served):
+    df = spark.sql("SELECT '[]]' AS text, 1 AS id")
+    variant = F.expr("parse_json('[[1,2],[3]]')")  # which is an expression: mapInArrow takes no such column
+    assert call_service(df, plain, input="text", broker=served).first().reply == '{"got":"[]]"}'
+    assert call_service(df, plain, input=variant, broker=served).first().reply == '{"got":[[1,2],[3]]}'
+
+
 def test_values_without_fields(spark, served):
     df = spark.sql("SELECT * FROM VALUES ('a\"b', X'0102', TIMESTAMP '2030-01-31 12:00:00.123456'), (NULL, NULL, NULL)")
     df = df.toDF("text", "data", "at").coalesce(1)
