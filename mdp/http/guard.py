@@ -11,8 +11,9 @@ from .checks import check_request, length_of
 from .limits import ServerLimits
 from .problems import Problem
 
-MAX_IGNORED: Final = 1 << 20
-"""Bytes of a body that are read and ignored because the request has been answered already."""
+MAX_IGNORED: Final = 32 << 20
+"""Bytes of a body that are read and ignored because the request has been answered already: more than a proxy in front
+has under way when it stops at the default of `max_body`."""
 LINGER_SECONDS: Final = 2.0
 """How long they are: to close a connection while the client still sends would discard the answer."""
 WRITE_BYTES: Final = 1 << 16

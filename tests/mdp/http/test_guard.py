@@ -234,7 +234,7 @@ class TestMemory:
             assert client.response()[0] == 503
             assert application.memory == 0
             application.most = 0
-            client.send(bytes(MAX_IGNORED // 2))
+            client.send(bytes(1 << 19))
             client.close()
             with Raw(port) as other:
                 other.send(LAST)
