@@ -176,7 +176,7 @@ def test_a_program_that_crashes_is_restarted(tmp_path):
         os.kill(found.programs()["mdp-broker"], signal.SIGKILL)
         found.process.line("zmdp   | broker was killed by SIGKILL; it restarts in 0.5 s")
         assert found.call("words.count", "one two") == 2
-        assert found.process.end() == 0
+        assert found.process.end() == 0, found.process.stderr
 
 
 def test_a_second_signal_kills(tmp_path):

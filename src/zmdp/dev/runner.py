@@ -207,8 +207,10 @@ class _Session:
                 code = task.result() or EXIT_FAILED
                 self._log.say(SELF, f"{runner.name} could not start: it {_shown(code)}")
         for runner, task in reversed(self._running.items()):
-            if await runner.end(task) and not code:
+            ended = await runner.end(task)
+            if ended and not code:
                 code = EXIT_FAILED
+                self._log.say(SELF, f"{runner.name} {_shown(ended)}: it was not finished")
         return code
 
     async def _start(self, hint: str) -> None:
