@@ -5,7 +5,6 @@ import contextlib
 import contextvars
 import functools
 import json
-import signal
 import sys
 import threading
 import time
@@ -14,11 +13,11 @@ from dataclasses import replace
 import pytest
 import zmq
 from support.peers import body_of, record
-from support.processes import eventually, free_endpoint, process
+from support.processes import eventually, free_endpoint
 from support.router import Router
 from support.x1_broker import Peer
 
-from zmdp.clients import AsyncClient, Client, ServiceError
+from zmdp.clients import AsyncClient, ServiceError
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
@@ -119,60 +118,6 @@ def test_an_async_generator(endpoint, protocol):
         AsyncWorker("count", count, protocol=protocol, **QUICK),
         AsyncWorker("ending", ending, protocol=protocol, **QUICK),
     )
-
-
-def test_as_a_decorator_with_a_bound_method_and_with_partial(endpoint):
-    class Adder:
-        async def __call__(self, request):
-            return request[0] + b"!"
-
-        async def twice(self, request):
-            return request[0] * 2
-
-    worker = AsyncWorker("decorated")
-
-    @worker
-    async def decorated(request):
-        return b"decorated"
-
-    async def also(prefix, request):
-        return prefix + request[0]
-
-    async def scenario(client):
-        assert await decorated([b"plain call"]) == b"decorated"
-        assert await client.request("decorated") == [b"decorated"]
-        assert await client.request("called", b"a") == [b"a!"]
-        assert await client.request("method", b"a") == [b"aa"]
-        assert await client.request("partial", b"a") == [b"pre-a"]
-
-    serving(
-        endpoint,
-        scenario,
-        worker,
-        AsyncWorker("called", Adder()),
-        AsyncWorker("method", Adder().twice),
-        AsyncWorker("partial", functools.partial(also, b"pre-")),
-    )
-
-
-def test_concurrency_is_the_credit(endpoint):
-    together, most = asyncio.Event(), 0
-
-    async def wait(request):
-        nonlocal most
-        most += 1
-        if most == 7:
-            together.set()
-        await together.wait()
-        return b"done"
-
-    async def scenario(client):
-        while not (offered := json.loads((await client.request("mmi.workers", b"wait"))[0])["workers"]):
-            await asyncio.sleep(0.01)
-        assert [each["credit"] for each in offered] == [7]
-        await asyncio.gather(*(client.request("wait") for _ in range(9)))
-
-    serving(endpoint, scenario, AsyncWorker("wait", wait, concurrency=7))
 
 
 def test_a_worker_whose_event_loop_was_held_up_takes_as_many_requests_as_before(endpoint):
@@ -300,18 +245,6 @@ def test_cancel_that_comes_before_the_handler_begins_and_during_its_first_step()
     assert called == cleaned == [b"2", b"3", b"5"]
 
 
-def test_a_worker_ends_after_a_handler_that_has_cancelled_its_task(endpoint):
-    async def work(request):
-        asyncio.current_task().cancel()
-        raise asyncio.CancelledError
-
-    async def scenario(client):
-        with pytest.raises(ServiceError, match="CancelledError"):
-            await client.request("work")
-
-    serving(endpoint, scenario, AsyncWorker("work", work))
-
-
 def test_a_stuck_handler_is_cancelled_and_its_request_goes_to_another(endpoint, logged):
     cancelled = asyncio.Event()
 
@@ -416,38 +349,6 @@ def test_a_host_that_does_not_exist_is_told(caplog):
     assert waiting == [
         "echo: waiting for a broker at tcp://nosuch.invalid:5555: cannot connect: is the name of the host right?"
     ]
-
-
-INTERRUPTED = """
-import asyncio, contextlib, pathlib, sys
-from zmdp.workers import AsyncWorker
-
-worker = AsyncWorker("hold", broker=sys.argv[1])
-
-@worker
-async def hold(request):
-    path = pathlib.Path(request[0].decode())
-    path.write_text("held")
-    while path.exists():
-        await asyncio.sleep(0.01)
-    return b"let go"
-
-with contextlib.suppress(KeyboardInterrupt):
-    asyncio.run(worker.run())
-"""
-
-
-def test_ctrl_c_finishes_the_requests_in_progress(endpoint, tmp_path):
-    held = tmp_path / "held"
-    with process(sys.executable, "-c", INTERRUPTED, endpoint) as running, Client(endpoint, timeout=20) as client:
-        future = client.submit("hold", str(held).encode())
-        eventually(held.exists)
-        running.send_signal(signal.SIGINT)
-        eventually(lambda: not json.loads(client.request("mmi.services")[0])["services"][0]["idle"])
-        held.unlink()
-        assert future.result() == [b"let go"]
-        assert running.wait() == 0
-    assert running.stderr == ""
 
 
 def test_a_restart_of_the_broker_is_one_line_for_all_connections(caplog):

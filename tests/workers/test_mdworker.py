@@ -5,7 +5,6 @@ import gc
 import json
 import math
 import signal
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,7 +16,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 from support.x1_broker import Peer
 
-from zmdp.clients import Client, RequestRejected, ServiceError
+from zmdp.clients import Client, ServiceError
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
@@ -89,29 +88,6 @@ def test_the_sleep_that_is_built_in(client, endpoint):
         eventually(lambda: json.loads(client.request("mmi.stats")[0])["running"] == 1)
         long.cancel()
         assert client.request("sleep", b"0") == [b"0"]
-
-
-@pytest.mark.parametrize(
-    ("handler", "told"),
-    [
-        (lambda request: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda request: sys.exit(3), "SystemExit: 3"),
-        (lambda request: "text", "HandlerError: a handler returned 'text': expected bytes, a list of bytes, or None"),
-        (lambda request: [b"x", "y"], "HandlerError"),
-        (lambda request: exec("raise ValueError('x' * 10000)"), "ValueError: xxx"),
-    ],
-)
-def test_a_handler_that_fails_is_told_and_logged_and_the_worker_goes_on(
-    client, endpoint, handler, told, logged, protocol
-):
-    with Worker("fail", handler, broker=endpoint, protocol=protocol):
-        for _ in range(3):
-            with pytest.raises(ServiceError) as caught:
-                client.request("fail", b"x")
-            assert told in caught.value.text
-            assert (len(caught.value.text) <= 1000, caught.value.code) == (True, 500)
-            assert "Traceback" not in caught.value.text
-        assert logged("fail: the handler failed")
 
 
 def test_the_guides_loop(client, endpoint, pool, protocol):
@@ -346,25 +322,6 @@ def test_a_worker_sleeps_until_it_connects_again(endpoint, monkeypatch):
 # ── what a handler knows of its request ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_headers_options_deadline_and_attempt(client, endpoint):
-    seen = []
-    with Worker("look", seen.append, broker=endpoint):
-        client.request("look", headers={"a": "b"}, options={"key": [1, None]}, timeout=100)
-        next(client.stream("look"))
-    first, second = seen
-    assert (dict(first.headers), first.options["key"], first.attempt, first.cancelled) == (
-        {"a": "b"},
-        [1, None],
-        1,
-        False,
-    )
-    assert time.monotonic() < first.deadline <= time.monotonic() + 100
-    assert (dict(second.headers), dict(second.options), second.attempt, second.deadline) == ({}, {}, 1, None)
-    assert isinstance(first.client, bytes)
-    with pytest.raises(TypeError):
-        first.headers["a"] = "c"
-
-
 def test_the_current_request(client, endpoint, protocol):
     """In functions, in generators, and in each thread its own."""
     together = threading.Barrier(2, timeout=TIMEOUT_SECONDS)
@@ -417,13 +374,6 @@ def test_a_generator_is_closed_when_a_part_cannot_be_sent(client, endpoint, capl
 # ── failures and codecs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("codec", "value"), [("json", {"a": [1, None, "ä"]}), ("msgpack", {"a": [1, b"\xff"]})])
-def test_values(client, endpoint, protocol, codec, value):
-    with Worker("echo", lambda value: value, broker=endpoint, codec=codec, protocol=protocol):
-        assert client.call("echo", value, codec=codec) == value
-        assert client.call("echo", codec=codec) is None
-
-
 class Reversing:
     """A codec of one's own, for texts."""
 
@@ -439,24 +389,6 @@ def test_a_codec_of_ones_own(client, endpoint):
     with Worker("upper", str.upper, broker=endpoint, codec=Reversing()):
         assert client.call("upper", "abc", codec=Reversing()) == "ABC"
         assert client.request("upper", b"cba", b"") == [b"CBA", b"reversed"]
-
-
-def test_what_cannot_be_read_is_the_clients_fault_and_what_cannot_be_sent_the_handlers(client, endpoint, logged):
-    called = []
-
-    def handler(value):
-        called.append(value)
-        return {1, object}
-
-    with Worker("set", handler, broker=endpoint, codec="json"):
-        for body in ([b"{"], [b"1", b"2"], [b"\xff"], [b""]):
-            with pytest.raises(RequestRejected, match="the body cannot be read as json") as caught:
-                client.request("set", *body)
-            assert caught.value.code == 400
-        assert called == []
-        with pytest.raises(ServiceError, match=r"500: .*CodecError: {.*} cannot be sent as json: "):
-            client.request("set", b"1")
-        assert logged("set: the handler failed")
 
 
 # ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────────

@@ -434,22 +434,6 @@ def test_a_request_that_is_cancelled_before_it_begins_never_does() -> None:
     assert [each and each.client for each in begun] == [b"1", b"3", None]
 
 
-@pytest.mark.parametrize(
-    "message", [cancels(8), [*cancels(7)[:3], cancels(7)[3][:-1]], [b"MDPW02", b"\x08", b"7", b""]]
-)
-def test_a_cancel_for_another_request_is_passed_over(message: list[bytes]) -> None:
-    session, request = busy()
-    session.receive(message, 101.0)
-    assert not request.cancelled
-
-
-def test_a_cancel_that_comes_too_late_is_passed_over() -> None:
-    session, request = busy()
-    session.final(request, [b"a"], 101.0)
-    session.receive(cancels(7), 101.0)
-    assert (session.state, request.cancelled, session.take_events()) == (SERVING, False, [])
-
-
 @each_protocol
 @pytest.mark.parametrize("how", ["DISCONNECT", "silence", "trouble"])
 def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str) -> None:
@@ -466,30 +450,6 @@ def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str
 
 
 # ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_many_requests_end_in_any_order_and_in_one_message() -> None:
-    session, requests = holding(1, 2, 3)
-    session.final(requests[2], [b"c"], 101.0)
-    session.error(requests[0], 500, "a", 101.0)
-    session.final(requests[1], [b"b"], 101.0)
-    (message,) = session.take_messages()
-    assert commands("X1", [message]) == [("FINAL", 3, b"c"), ("ERROR", 1, 500, b"a"), ("FINAL", 2, b"b")]
-    assert session.held == {}
-
-
-def test_no_more_begin_than_run_at_a_time() -> None:
-    session = connected(2)
-    session.receive(works(1, 2, 3), 101.0)
-    first = session.begin(101.0)
-    assert first is not None
-    assert session.begin(101.0) is not None
-    assert session.begin(101.0) is None
-    assert session.waiting == 1  # the broker had more credit than there is, but nothing is lost
-    assert session.to_begin == 0
-    session.final(first, [b""], 102.0)
-    assert session.to_begin == 1
-    assert session.begin(102.0) is not None
 
 
 def test_a_duplicate_is_the_same_dispatch() -> None:
@@ -881,14 +841,6 @@ def test_any_command_shows_that_the_broker_lives(protocol: str, message: list[by
 
 
 @each_protocol
-def test_a_busy_worker_notices_silence_too(protocol: str) -> None:
-    # C13
-    session, _ = busy(protocol)
-    wait(session, 105.5)
-    assert (reason(session), session.held) == ("the broker has been silent for 5 s", {})
-
-
-@each_protocol
 def test_a_worker_that_was_held_up_looks_again_before_it_gives_up_its_broker(protocol: str) -> None:
     # ZeroMQ's thread was held up too: what the broker sent meanwhile may reach the socket a moment later.
     session = connected(protocol=protocol)
@@ -1099,15 +1051,6 @@ def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - on
         assert session.credit >= 0
 
 
-def test_a_request_that_was_cancelled_before_it_began_is_not_released() -> None:
-    session = connected(controller=CreditController(3))
-    session.receive(works(1, 2, 3), 101.0)
-    session.receive(cancels(3), 101.0)
-    session.take_messages()
-    session.leave(101.0)
-    assert [each for each in sent(session) if each[0] == "RELEASE"] == [("RELEASE", 2), ("RELEASE", 1)]
-
-
 def test_a_request_of_a_lost_connection_is_not_abandoned_again() -> None:
     session = connected()
     session.receive(work("X1"), 101.0)
@@ -1174,14 +1117,6 @@ def test_a_draining_broker_is_followed_by_the_next(protocol: str) -> None:
     hear(session, 102.1, protocol)
     session.receive(disconnect(protocol), 103.0)
     assert moved(session) == (A, 103.0)
-
-
-def test_when_the_second_broker_is_lost_the_first_is_tried() -> None:
-    session = connected(endpoints=[A, B, C])
-    session.lose("nobody", 100.0)
-    hear(session, 100.0)
-    session.lose("it broke", 102.0)
-    assert moved(session) == (A, 102.0)
 
 
 def test_a_loss_that_follows_one_without_a_connection_is_no_loss_of_a_broker() -> None:

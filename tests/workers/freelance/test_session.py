@@ -18,24 +18,6 @@ def session(**settings):
     return FreelanceServerSession(b"echo", **settings)
 
 
-def test_a_ping_is_answered_at_once():
-    server = session()
-    server.receive([b"amy", b"1", b"slow"], NOW)
-    assert server.begin() == [b"slow"]
-    server.receive([b"amy", b"PING"], NOW)
-    assert server.take_messages() == [[b"amy", b"PONG"]]
-
-
-def test_the_control_frame_returns_unmodified():
-    server = session(concurrency=4)
-    for control in (b"1", b"", b"PING", bytes(range(256))):
-        server.receive([b"amy", control, b"a", b"b"], NOW)
-        request = server.begin()
-        assert request == [b"a", b"b"]
-        server.finish(request, [b"c", b"d"])
-        assert server.take_messages() == [[b"amy", control, b"c", b"d"]]
-
-
 def test_what_a_handler_sees_of_a_request():
     server = session()
     server.receive([b"amy", b"1", b"x"], NOW, "shop")
@@ -57,15 +39,6 @@ def test_requests_begin_in_order_and_no_more_than_handlers():
     server.finish(second, [b"two"])
     assert server.begin() == [b"3"]
     assert server.take_messages() == [[b"amy", b"2", b"two"]]
-
-
-def test_two_requests_with_the_same_control_frame_are_two_requests():
-    server = session(concurrency=2)
-    server.receive([b"amy", b"1", b"x"], NOW)
-    server.receive([b"amy", b"1", b"x"], NOW)
-    for request in (server.begin(), server.begin()):
-        server.finish(request, [b"y"])
-    assert server.take_messages() == [[b"amy", b"1", b"y"]] * 2
 
 
 def test_parts_arrive_with_the_last_one():
