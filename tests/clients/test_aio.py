@@ -93,19 +93,6 @@ def test_invalid_settings(settings):
         AsyncClient("tcp://127.0.0.1:1", **settings)
 
 
-@pytest.mark.parametrize("old", ["0.2", "0.1"])
-def test_legacy_protocols_refuse_what_only_x1_can_carry(endpoint, old):
-    async def scenario(client):
-        for settings in ({"wait": False}, {"headers": {"a": "b"}}, {"options": {"key": 1}}):
-            for ask in (client.request("echo", **settings), collect(client.stream("echo", **settings))):
-                with pytest.raises(SettingError, match="require protocol X1"):
-                    await ask
-        with pytest.raises(SettingError, match="require protocol X1"):
-            await collect(client.stream("echo", deadline=1))
-
-    with_client(endpoint, scenario, protocol=old)
-
-
 def test_a_closed_client_says_so(endpoint, protocol):
     async def scenario():
         client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)

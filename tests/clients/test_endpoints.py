@@ -1,12 +1,9 @@
 """The rule of failover, as a pure function and over real connections."""
 
-import asyncio
-
 import pytest
-from support.processes import TIMEOUT_SECONDS
+from doors.adapters import SERVICE, Asyncio02, Threads02
 from support.router import Router
 
-from zmdp.clients import AsyncClient, Client, RequestTimeout
 from zmdp.mdp.endpoints import Endpoints
 
 
@@ -44,43 +41,15 @@ def test_leaving_and_returning():
     assert (endpoints.restart(), endpoints.current, endpoints.at_first) == ("A", "A", True)
 
 
-def test_a_legacy_client_returns_to_the_first_broker():
+@pytest.mark.parametrize("kind", [Threads02, Asyncio02])
+def test_a_legacy_client_returns_to_the_first_broker(kind, tmp_path):
     with Router() as first, Router() as second, Router() as third:
-        places = [each.endpoint for each in (first, second, third)]
-        with Client(places, timeout=0.2, retries=0, protocol="0.2") as client:
-
-            def answered_by(router):
-                assert client.endpoint == router.endpoint
-                client.send("echo", b"x")
+        with kind([each.endpoint for each in (first, second, third)], tmp_path) as door:
+            for router in (first, second, first):
+                asking = door.begin(b"x")
                 message = router.recv()
-                router.send(message[0], b"MDPC02", b"\x03", b"echo", b"x")
-                assert client.recv(timeout=TIMEOUT_SECONDS) == [b"x"]
-
-            answered_by(first)
-            for router, previous in ((second, first), (first, second)):
-                with pytest.raises(RequestTimeout):
-                    client.request("echo", b"lost")
-                previous.recv()
-                answered_by(router)
-
-
-def test_a_legacy_asyncio_client_returns_to_the_first_broker():
-    async def ask(client, router):
-        asking = asyncio.create_task(client.request("echo", b"x", timeout=TIMEOUT_SECONDS))
-        message = await asyncio.to_thread(router.recv)
-        router.send(message[0], b"MDPC02", b"\x03", b"echo", b"x")
-        assert await asking == [b"x"]
-        assert client.endpoint == router.endpoint
-
-    async def scenario():
-        with Router() as first, Router() as second, Router() as third:
-            async with AsyncClient(
-                [each.endpoint for each in (first, second, third)], timeout=TIMEOUT_SECONDS, protocol="0.2"
-            ) as client:
-                for router in (first, second, first):
-                    await ask(client, router)
-                    with pytest.raises(RequestTimeout, match=f"through {router.endpoint} within"):
-                        await client.request("echo", b"lost", timeout=0.1)
-                    await asyncio.to_thread(router.recv)
-
-    asyncio.run(scenario())
+                router.send(message[0], b"MDPC02", b"\x03", SERVICE.encode(), b"x")
+                assert asking.outcome() == [b"x"]
+                assert door.client.endpoint == router.endpoint
+                assert door.begin(b"lost", timeout=0.2).outcome().kind == "timeout"
+                router.recv()

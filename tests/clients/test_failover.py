@@ -108,53 +108,6 @@ def ask_large(session: ClientSession) -> Call:
 # ── a broker that drains ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_draining_broker_answers_what_is_outstanding() -> None:
-    session, calls = asking(many=2)
-    left = session.current
-    session.receive(DISCONNECT, 101.0)
-    assert (session.lost, session.retry_at) == ("the broker drains", 101.0)
-    assert (left.endpoint, left.lost, list(left.calls)) == ("A", None, [1, 2])
-    assert connect(session, 101.0) == "B"
-    ask(session, 101.0)
-    assert (sent(session), sent(left)) == ([request(3)], [])
-    session.receive(final(1, b"one"), 102.0, left)
-    assert left.lost is None
-    session.receive(final(2, b"two"), 102.0, left)
-    assert left.lost == "nothing is outstanding there"
-    assert events(session) == [(1, [b"one"], "echo", True), (2, [b"two"], "echo", True)]
-    assert all(call.ended for call in calls)
-    assert session.outstanding == 1
-
-
-def test_a_request_that_is_refused_is_sent_to_the_next() -> None:
-    session, _ = asking(timeout=5.0)
-    left = session.current
-    session.receive(draining(1), 101.0)
-    assert (events(session), left.lost) == ([], "nothing is outstanding there")
-    assert connect(session, 101.0) == "B"
-    assert sent(session) == [request(1, ttl=4000)]
-    session.receive(final(1, b"x"), 102.0)
-    assert events(session) == [(1, [b"x"], "echo", True)]
-
-
-def test_answers_and_refusals_in_one_message() -> None:
-    session, _ = asking(many=5)
-    left = session.current
-    session.receive(together(draining(2), final(1, b"x"), draining(4), final(5, b"y")), 101.0)
-    assert events(session) == [(1, [b"x"], "echo", True), (5, [b"y"], "echo", True)]
-    assert list(left.calls) == [3]
-    connect(session, 101.0)
-    assert sent(session) == [request(2), request(4)]
-
-
-def test_answers_beside_disconnect() -> None:
-    session, _ = asking(many=2)
-    left = session.current
-    session.receive(together(DISCONNECT, final(1, b"x")), 101.0)
-    assert events(session) == [(1, [b"x"], "echo", True)]
-    assert list(left.calls) == [2]
-
-
 def test_a_refusal_that_is_followed_by_an_answer_counts_as_answered() -> None:
     session, _ = asking()
     left = session.current
@@ -164,13 +117,6 @@ def test_a_refusal_that_is_followed_by_an_answer_counts_as_answered() -> None:
     assert session.deadline() is None
     connect(session, 101.0)
     assert sent(session) == []
-
-
-def test_a_request_that_is_refused_twice_is_sent_once() -> None:
-    session, _ = asking()
-    left = leave(session)
-    session.receive(together(draining(1), draining(1)), 102.0, left)
-    assert sent(session) == [request(1)]
 
 
 def test_a_request_that_is_refused_and_fails_is_retried_once() -> None:
@@ -275,14 +221,6 @@ def test_other_messages_over_an_old_connection_are_ignored(message: list[bytes])
     assert (events(session), left.lost, session.outstanding) == ([], None, 1)
 
 
-def test_an_error_over_an_old_connection() -> None:
-    session, _ = asking()
-    left = leave(session)
-    session.receive(error(1, 500, b"failed"), 101.0, left)
-    assert [each[1] for each in events(session)] == [ServiceError]
-    assert left.lost is not None
-
-
 def test_requests_of_an_old_connection_that_is_lost_are_sent_over_the_current() -> None:
     session = connected()
     for stream in (False, True, True):
@@ -306,27 +244,6 @@ def test_requests_of_an_old_connection_that_is_lost_are_sent_over_the_current() 
     assert left.lost == "the broker closed the connection"
 
 
-def test_an_old_connection_is_lost_while_there_is_no_other() -> None:
-    session, _ = asking()
-    left = leave(session)
-    session.lose("nothing is listening there", 101.0)
-    session.lose("the broker closed the connection", 101.0, left)
-    assert sent(session) == []
-    assert connect(session, session.retry_at) == "A"
-    assert sent(session) == [request(1)]
-
-
-def test_losing_the_current_connection_does_not_affect_an_old_one() -> None:
-    session, _ = asking()
-    left = leave(session)
-    ask(session, 101.0)
-    session.lose("the broker closed the connection", 101.0)
-    connect(session, session.retry_at)
-    assert sent(session) == [request(2)]
-    session.receive(final(1, b"x"), 102.0, left)
-    assert events(session) == [(1, [b"x"], "echo", True)]
-
-
 def test_a_request_is_cancelled_where_it_is_outstanding() -> None:
     session, (first, second) = asking(many=2)
     left = leave(session)
@@ -338,16 +255,6 @@ def test_a_request_is_cancelled_where_it_is_outstanding() -> None:
     session.cancel(second)
     assert (sent(left), left.lost) == ([cancel(2)], "nothing is outstanding there")
     assert (session.outstanding, session.deadline()) == (0, None)
-
-
-def test_closing_cancels_everywhere() -> None:
-    session, _ = asking()
-    left = leave(session)
-    ask(session, 101.0)
-    sent(session)
-    session.close(lambda: ClosedError("closed"))
-    assert (sent(session), sent(left)) == ([cancel(2)], [cancel(1)])
-    assert [(number, kind) for number, kind, _ in events(session)] == [(2, ClosedError), (1, ClosedError)]
 
 
 def test_a_timeout_names_the_broker_that_has_the_request() -> None:

@@ -125,13 +125,6 @@ def test_the_final_ends_the_request() -> None:
     assert received(session, final(b"again"), 201.0) is None
 
 
-def test_partials_are_collected_before_the_final() -> None:
-    session = asking()
-    assert received(session, partial(b"1"), 101.0) is None
-    assert received(session, partial(b"2", b"3"), 102.0) is None
-    assert told(received(session, final(b"4"), 103.0)) == ([b"1", b"2", b"3", b"4"], "echo", True)
-
-
 def test_collected_frames_are_told_apart_from_those_of_the_final() -> None:
     session = asking()
     received(session, partial(b"1", b"2"), 101.0)
@@ -149,13 +142,6 @@ def test_a_failure_reported_in_a_final_is_recognized(protocol: str) -> None:
     assert reply is not None
     assert reply.failure == (500, "it broke")
     assert not session.waiting
-
-
-def test_partials_are_returned_as_they_arrive() -> None:
-    session = asking(stream=True)
-    assert told(received(session, partial(b"1"), 101.0)) == ([b"1"], "echo", False)
-    assert told(received(session, partial(b"2"), 102.0)) == ([b"2"], "echo", False)
-    assert told(received(session, final(b"3"), 103.0)) == ([b"3"], "echo", True)
 
 
 def test_the_size_of_collected_partials_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

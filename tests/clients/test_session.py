@@ -231,17 +231,6 @@ def test_what_waits_ends_with_the_session() -> None:
     assert session.outstanding == 0
 
 
-def test_replies_go_to_their_numbers() -> None:
-    session, calls = asking(many=3)
-    session.receive(together(final(2, b"two"), error(3, 404, b"nobody"), final(1, b"one")), 101.0)
-    assert events(session) == [
-        (2, [b"two"], "echo", True),
-        (3, ServiceNotFound, "service 'echo': nobody (404)", "echo", 404),
-        (1, [b"one"], "echo", True),
-    ]
-    assert all(call.ended for call in calls)
-
-
 IGNORED = {
     "another number": final(2, b"x"),
     "other numbers": together(final(2, b"x"), error(3, 404, b"x")),
@@ -289,17 +278,6 @@ def test_partials_are_collected_before_the_final() -> None:
     ((_, reply),) = session.events
     assert isinstance(reply, Reply)
     assert (list(reply), reply.collected, reply.final) == ([b"1", b"2", b"3", b"4"], 3, True)
-
-
-def test_partials_are_delivered_as_they_arrive() -> None:
-    session, _ = asking(stream=True)
-    session.receive(partial(1, b"1"), 101.0)
-    session.receive(together(partial(1, b"2", b"3"), final(1, b"4")), 101.0)
-    assert events(session) == [
-        (1, [b"1"], "echo", False),
-        (1, [b"2", b"3"], "echo", False),
-        (1, [b"4"], "echo", True),
-    ]
 
 
 def test_the_size_of_collected_parts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,18 +388,6 @@ def test_a_service_that_raises_502_within_a_stream_is_not_a_lost_worker() -> Non
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request_can_be_cancelled() -> None:
-    session, (first, second) = asking(many=2, timeout=5.0)
-    session.cancel(first)
-    assert sent(session) == [cancel(1)]
-    assert (first.ended, second.ended, session.outstanding) == (True, False, 1)
-    for message in (partial(1, b"x"), final(1, b"x"), error(1, 499, b"cancelled")):
-        session.receive(message, 101.0)
-    assert events(session) == []
-    session.cancel(second)
-    assert is_empty(session)
-
-
 def test_a_request_that_has_ended_is_not_cancelled() -> None:
     session, (call,) = asking()
     session.receive(final(1, b"x"), 101.0)
@@ -453,13 +419,6 @@ def test_closing_creates_an_error_for_each_request() -> None:
     session.close(lambda: ClosedError("closed"))
     (_, one), (_, two) = session.events
     assert one is not two
-
-
-def test_closing_without_a_connection() -> None:
-    session = ClientSession()
-    session.request(b"echo", [b"x"], 0.0)
-    session.close(lambda: ClosedError("closed"))
-    assert (sent(session), events(session)) == ([], [(1, ClosedError, "closed")])
 
 
 # ── times ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -600,20 +559,6 @@ def test_nothing_is_sent_while_nothing_is_outstanding() -> None:
     assert (sent(session), session.lost, session.deadline()) == ([], None, None)
 
 
-def test_a_silent_broker_is_asked_for_a_sign_of_life() -> None:
-    session, _ = asking()
-    assert session.deadline() == 101.0
-    session.tick(100.9)
-    assert sent(session) == []
-    session.tick(101.0)
-    assert sent(session) == [ASKING]
-    assert session.deadline() == 102.0
-    session.tick(101.5)
-    assert sent(session) == []
-    session.tick(102.0)
-    assert sent(session) == [ASKING]
-
-
 @pytest.mark.parametrize(
     "sign",
     [
@@ -695,16 +640,6 @@ def test_a_client_that_was_held_up_after_it_asked_asks_again() -> None:
     assert session.lost == "the broker has been silent for 5 s"
 
 
-def test_a_client_that_was_held_up_gives_up_a_broker_that_stays_silent() -> None:
-    session, _ = asking()
-    wait(session, 102.0)
-    session.tick(120.0)
-    wait(session, 120.9)
-    assert session.lost is None
-    wait(session, 121.0)
-    assert session.lost == STRANGER.format(5)
-
-
 def test_a_client_that_was_held_up_waits_for_the_replies_that_are_unread() -> None:
     # libzmq reads ahead only so many messages; it reads the next a moment after these have been taken
     session, _ = asking(many=3, timeout=5.0)
@@ -716,14 +651,6 @@ def test_a_client_that_was_held_up_waits_for_the_replies_that_are_unread() -> No
     assert events(session) == [(2, [b"y"], "echo", True)]
     wait(session, 121.1)
     assert [(number, kind) for number, kind, *_ in events(session)] == [(3, RequestTimeout)]
-
-
-def test_a_broker_that_was_heard_and_is_silent_too_long_is_lost() -> None:
-    session, _ = asking()
-    session.receive(HEARTBEAT, 100.5)
-    wait(session, 105.5)
-    assert session.lost == "the broker has been silent for 5 s"
-    assert session.retry_at == 105.5  # it has perhaps been restarted
 
 
 def test_the_silence_of_a_broker_that_was_not_asked_does_not_count() -> None:
@@ -756,18 +683,6 @@ def test_the_deadline_is_the_earliest_due_time() -> None:
 # ── losing the connection ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_outstanding_requests_are_sent_again_under_their_old_numbers() -> None:
-    session, _ = asking(many=3)
-    session.receive(final(2, b"x"), 100.5)
-    session.lose("test", 101.0)
-    assert sent(session) == []
-    session.connected("tcp://there", 101.0)
-    assert sent(session) == [request(1), request(3)]
-    assert (session.lost, session.current.endpoint, session.current.heard) == (None, "tcp://there", False)
-    session.receive(final(3, b"x"), 102.0)
-    assert events(session)[-1] == (3, [b"x"], "echo", True)
-
-
 def test_the_remaining_ttl_is_sent_again() -> None:
     session, _ = asking(timeout=5.0)
     session.lose("test", 101.0)
@@ -779,15 +694,6 @@ def test_the_remaining_ttl_is_sent_again() -> None:
     session.lose("test", 105.1)
     session.connected("tcp://there", 105.1)  # in the grace
     assert sent(session) == [request(1, ttl=1)]
-
-
-def test_unsent_requests_are_sent_once() -> None:
-    session = connected()
-    session.request(b"echo", [b"x"], 100.0)
-    session.cancel(session.request(b"echo", [b"x"], 100.0))
-    session.lose("test", 100.0)
-    session.connected("tcp://there", 101.0)
-    assert sent(session) == [request(1)]
 
 
 def test_requests_made_without_a_connection_are_sent_in_order() -> None:
@@ -828,13 +734,6 @@ def test_messages_without_a_connection_are_ignored() -> None:
     session.lose("test", 101.0)
     session.receive(final(1, b"x"), 101.0)
     assert (events(session), session.current.heard) == ([], False)
-
-
-def test_a_broker_that_was_heard_is_tried_again_at_once() -> None:
-    session, _ = asking()
-    session.receive(HEARTBEAT, 100.5)
-    session.lose("test", 101.0)
-    assert session.retry_at == 101.0
 
 
 def test_unanswered_attempts_back_off() -> None:

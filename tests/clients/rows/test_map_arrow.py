@@ -11,7 +11,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS
 
-from zmdp.clients import Client, ClosedError, ServiceError, SettingError
+from zmdp.clients import Client, ServiceError, SettingError
 from zmdp.clients.rows import tables as tables_module
 from zmdp.mdp.extras import install_command
 from zmdp.workers import Worker
@@ -99,14 +99,6 @@ def test_any_source_of_arrow_data(server, client):
     with worker(server, up):
         assert rows(client.map_arrow("up", Source(), input="text"))[0] == ("A", 200, None)
         assert rows(client.map_arrow("up", TEXTS.to_batches()[0], input="text"))[0] == ("A", 200, None)
-
-
-def test_headers_and_older_protocols(server):
-    with worker(server, lambda request: request.headers.get("who", "nobody").encode()):
-        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-            assert rows(client.map_arrow("up", TEXTS, input="text", headers={"who": "ann"}))[0][0] == "ann"
-        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
-            assert rows(client.map_arrow("up", TEXTS, input="text"))[0][0] == "nobody"
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,12 +209,6 @@ def test_within_an_event_loop(client):
 
     with pytest.raises(SettingError, match="within an event loop"):
         asyncio.run(run())
-
-
-def test_a_closed_client(client):
-    client.close()
-    with pytest.raises(ClosedError):
-        client.map_arrow("up", TEXTS, input="text")
 
 
 def test_without_pyarrow(client, monkeypatch):

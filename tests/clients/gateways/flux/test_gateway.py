@@ -78,12 +78,6 @@ def test_a_service_with_the_name_of_the_topic_comes_first(stack, broker, client)
     assert client.rpc("calc.add") == unknown("calc.add", tag=5)
 
 
-@pytest.mark.parametrize("payload", [None, b"\0", b"text\0", b"\xff" * 300, b'{"x":1}\0', b"{}\0", b"[1]\0", b"{"])
-def test_payloads_return_as_they_were(stack, broker, client, payload):
-    stack.enter_context(running_workers(broker, echo=echo))
-    assert client.rpc("echo.say", payload).payload == payload
-
-
 @pytest.mark.parametrize("topic", ["flux.events", "flux.gateway.x", "attr.nope", "broker.rusage", "event.x"])
 def test_the_gateways_own_services_cannot_be_called(client, topic):
     assert client.rpc(topic) == error(topic, 38, f"Unknown service method '{topic}'")

@@ -166,15 +166,6 @@ def test_streaming_and_routes_travel_with_the_request_and_return(session):
     ]
 
 
-def test_a_request_that_wants_no_response_outlives_its_connection(session):
-    [begin] = call(session, topic="x.y", noresponse=True)
-    assert begin.detached
-    assert tell(session.ended) == []
-    [begin] = tell(session.answered, 1, MISSING)
-    assert (begin.service, begin.detached) == ("x", True)
-    assert tell(session.answered, 1, reply(b"x")) == []
-
-
 def test_invalid_messages_end_the_connection_after_what_came_before(session):
     good = data(FluxRequest("attr.get", b'{"name":"rank"}\0', 1))
     assert tell(session.receive, good + b"nonsense") == [

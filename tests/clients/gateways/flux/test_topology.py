@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.gateways.flux.attributes import attributes, host
+from zmdp.clients.gateways.flux.attributes import host
 from zmdp.clients.gateways.flux.topology import BrokerTree, Topology, parent_of
 
 TREE = {"root": None, "b": "root", "a": "root", "b1": "b", "a2": "a", "a1": "a", "deep": "b1"}
@@ -96,19 +96,6 @@ def test_the_parent_is_that_of_a_link_that_is_up():
     assert parent_of({"links": [link("p", "peer", "up"), link("c", "child", "up")]}) is None
     assert parent_of({"links": [link("", "parent", "opening")]}) is None
     assert parent_of({"links": [link("b", "parent", "up"), link("a", "parent", "standby")]}) == "a"
-
-
-def test_attributes_are_texts_and_those_that_cannot_change_may_be_cached():
-    found = attributes(topology_of(TREE), 2, uri="local:///x", uuid="u", started=1.5)
-    assert all(isinstance(value, str) for value, _ in found.values())
-    assert found["rank"] == ("2", 1)
-    assert found["size"] == ("7", 0)
-    assert found["tbon.level"] == ("1", 0)
-    assert found["tbon.maxlevel"] == ("3", 0)
-    assert found["tbon.descendants"] == ("2", 0)
-    assert found["local-uri"] == ("local:///x", 1)
-    assert found["hostlist"] == ("root,a,b,a1,a2,b1,deep", 0)
-    assert found["broker.starttime"] == ("1.50", 1)
 
 
 def test_names_that_a_host_list_cannot_contain_are_replaced():

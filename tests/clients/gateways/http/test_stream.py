@@ -130,15 +130,6 @@ def test_parts_arrive_as_events(http):
     ]
 
 
-def test_a_reply_without_parts(http):
-    assert parsed(http.post("/services/echo", content=b"x", headers=EVENTS).text) == [("final", "x")]
-
-
-def test_an_error_before_anything_has_its_status(http):
-    response = http.post("/services/nobody", headers=EVENTS)
-    assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json")
-
-
 def test_an_error_in_the_middle_is_an_event(http):
     for timeout in SHORT_TIMEOUTS:
         answer = http.post("/services/endless", content=b"1", headers={**EVENTS, "request-timeout": f"{timeout:g}"})
