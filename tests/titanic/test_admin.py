@@ -199,11 +199,6 @@ def test_an_outcome_from_before_the_retry_is_ignored(do, tables):
     assert tables.row(failed.uuid).reply == b"in time"
 
 
-def test_retry_is_idempotent(do, each):
-    do(admin.retry, [each.failed.uuid], NOW)
-    assert do(admin.retry, [each.failed.uuid], NOW) == []
-
-
 # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -221,38 +221,6 @@ def test_results_are_delivered_after_the_commit(tables, submission):
     running(scenario)
 
 
-def test_delivered_results_are_visible_to_others(tables, submission, engine):
-    async def scenario():
-        other = schema.open_engine(engine.url, write=False)
-        async with batches(tables.engine) as made:
-            for _ in range(5):
-                uuid = await made.submit(store.accept, submission())
-                with other.connect() as connection:
-                    assert store.fetch(connection, [store.Lookup(uuid)])[0] is not None
-        other.dispose()
-
-    running(scenario)
-
-
-def test_each_future_gets_its_own_result(tables, submission):
-    async def scenario():
-        async with batches(tables.engine) as made:
-
-            async def one():
-                asked = submission()
-                assert await made.submit(store.accept, asked) == asked.uuid
-                (claimed,) = await made.submit(store.claim, store.Claim("echo", 1, store.Lease("me", 10), NOW))
-                reply = claimed.uuid.bytes
-                await made.submit(store.finish, store.Outcome(claimed.id, "me", claimed.attempt, NOW, reply))
-                return claimed.uuid
-
-            uuids = await asyncio.gather(*(one() for _ in range(100)))
-        assert len(set(uuids)) == 100
-        assert all(tables.row(uuid).reply == uuid.bytes for uuid in uuids[::10])
-
-    running(scenario)
-
-
 def test_a_cancelled_future_does_not_affect_others(tables, submission):
     async def scenario():
         gate = Gate()

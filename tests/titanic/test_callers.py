@@ -36,16 +36,6 @@ def test_many_callers_can_wait_for_one_reply(bench, titanic):
 
 
 @on_sqlite
-def test_waiting_callers_get_a_failure(bench, titanic):
-    worker, client = bench.x1_worker(b"echo"), bench.x1_client()
-    ticket = titanic.submit("echo")
-    wait(client, ticket)
-    address, _ = given(worker)
-    worker.error(address, b"422", b"no", b"detail")
-    client.final(b"titanic.reply", b"500 no", b"422", b"echo", b"detail")
-
-
-@on_sqlite
 def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, monkeypatch):
     monkeypatch.setattr(callers_module, "MAX_CALLERS", 2)
     worker, clients = bench.x1_worker(b"count"), [bench.x1_client() for _ in range(5)]

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from support.processes import TIMEOUT_SECONDS, broker, eventually, process
+from support.processes import TIMEOUT_SECONDS, eventually, process
 from support.titanics import (
     BEATS,
     QUICK,
@@ -35,8 +33,6 @@ from zmdp.titanic import Titanic, admin, maintenance, retries
 from zmdp.titanic import callers as callers_module
 from zmdp.titanic.store import replies
 from zmdp.workers import Worker
-
-PROCESSES = Path(__file__).parents[1] / "processes"
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For tests that do not depend on the database."""
@@ -113,19 +109,6 @@ def test_the_requests_in_flight_are_bounded_by_the_workers(bench, titanic, url):
         given(worker)  # the next is there at once
 
 
-@on_sqlite
-def test_a_slow_service_does_not_hold_up_others(bench, titanic):
-    slow = bench.x1_worker(b"slow")
-    held = [titanic.submit("slow", b"%d" % number) for number in range(100)]
-    address, _ = given(slow)
-    with Worker("quick", list, broker=bench.endpoint, **BEATS):
-        for number in range(10):
-            assert titanic.submit("quick", b"%d" % number).result(timeout=TIMEOUT_SECONDS) == [b"%d" % number]
-    assert not any(ticket.ready() for ticket in held)
-    slow.final(address, b"done")
-    assert held[0].result(timeout=TIMEOUT_SECONDS) == [b"done"]
-
-
 def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     never = titanic.submit("echo", b"never", delay=3600)
@@ -175,9 +158,6 @@ def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypa
     answer(worker, b"x" * 11)
     assert fits.result(timeout=TIMEOUT_SECONDS) == [b"x" * 10]
     assert failed(large).code == 413
-
-
-# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -452,26 +432,6 @@ def test_an_operator_cancels_a_running_request_at_the_worker(bench, titanic, url
 # ── several Titanics ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_titanics_run_each_request_once(bench, url, pool):
-    executed, lock = Counter(), threading.Lock()
-
-    def count(request):
-        with lock:
-            executed[request[0]] += 1
-        return request[0]
-
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(serving(bench.endpoint, url))
-        stack.enter_context(Worker("count", count, broker=bench.endpoint, concurrency=4, **BEATS))
-        titanic = Titanic(stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS)))
-        bodies = [b"%d" % number for number in range(300)]
-        tickets = list(pool.map(lambda body: titanic.submit("count", body), bodies))
-        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[body] for body in bodies]
-        assert executed == dict.fromkeys(bodies, 1)
-        assert {each["attempts"] for each in stored(url)["requests"]} == {1}
-
-
 @on_postgresql
 def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):  # C31
     # Two Titanics: if the lease were not renewed, the other would take the request.
@@ -503,20 +463,12 @@ def test_titanics_with_different_databases_are_reported(bench, url, tmp_path, ca
     assert f"(process {os.getpid()} on " in caplog.text
 
 
-# ── clocks that jump ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 # ── real deaths ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def titanic_process(endpoint, url, *options):
     command = ("titanic", "serve", "--broker", endpoint, "--db", url, *QUICK)
     return process(*command, *options)
-
-
-def held_by(path):
-    """Return the pid of the worker whose request holds that file."""
-    return int(eventually(lambda: path.exists() and path.read_text()))
 
 
 def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):  # C31
@@ -569,63 +521,3 @@ def test_a_frozen_titanic_does_not_overwrite_anothers_outcome(bench, url, client
         assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"the other's"]
         assert frozen.end() == 0
         assert stored(url) == before
-
-
-STREAMING = """
-import os
-import time
-from pathlib import Path
-from types import SimpleNamespace
-
-def hold(request):
-    path = Path(request[0].decode())
-    for number in range(3):
-        yield b"%d of %d" % (number, os.getpid())
-    path.with_suffix(".part").write_text(str(os.getpid()))
-    path.with_suffix(".part").rename(path)
-    while path.exists():
-        time.sleep(0.01)
-    yield b"last of %d" % os.getpid()
-"""
-
-
-@on_sqlite
-def test_c31_a_request_outlives_its_worker_that_is_killed(bench, titanic, tmp_path, url):
-    (tmp_path / "streaming.py").write_text(STREAMING)
-    held = tmp_path / "held"
-    command = ("mdworker", "streaming:hold", "--service", "slow", "--broker", bench.endpoint, *QUICK)
-    ticket = titanic.submit("slow", str(held).encode())
-    with process(*command, cwd=tmp_path) as first:
-        assert held_by(held) == first.pid
-        stream = ticket.partials(timeout=TIMEOUT_SECONDS)
-        assert [next(stream) for _ in range(3)] == [[b"%d of %d" % (number, first.pid)] for number in range(3)]
-        first.kill()
-    held.unlink()
-    with process(*command, cwd=tmp_path) as second:
-        assert held_by(held) == second.pid
-        held.unlink()
-        assert [list(part) for part in stream] == [[b"last of %d" % second.pid]]
-    assert parts(ticket) == [b"%d of %d" % (number, second.pid) for number in range(3)] + [b"last of %d" % second.pid]
-    assert row(url, ticket.uuid)["failures"] == 0
-
-
-@on_sqlite
-def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
-    held = tmp_path / "held"
-    with ExitStack() as stack:
-        first, endpoint = stack.enter_context(broker(*QUICK))
-        # The workers notice that the broker is gone by its silence, for which the test waits.
-        alert = ("--heartbeat", "0.2", "--liveness", "25")
-        stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *alert, cwd=PROCESSES))
-        stack.enter_context(serving(endpoint, url, liveness=25))
-        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS)))
-        tickets = [titanic.submit("slow", str(held).encode()) for _ in range(3)]
-        held_by(held)
-        first.kill()
-        held.unlink()
-        stack.enter_context(broker(*QUICK, bind=endpoint))
-        for _ in tickets:
-            held_by(held)
-            held.unlink()
-        assert len({ticket.result(timeout=TIMEOUT_SECONDS)[0] for ticket in tickets}) == 1
-        assert titanic.submit("nobody").uuid

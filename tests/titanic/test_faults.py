@@ -3,10 +3,8 @@
 import asyncio
 import sqlite3
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import count
 
 import pytest
 import sqlalchemy as sa
@@ -22,8 +20,6 @@ from zmdp.workers import Worker
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-LARGE = bytes(20_000)
-"""Ballast in each request of a `Load`, so that the database grows."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,126 +35,7 @@ def impatient(monkeypatch):
     return shorten
 
 
-class Load:
-    """Callers that submit requests, one after the other, during the block; and the service that executes them."""
-
-    def __init__(self, bench, callers=3):
-        self.accepted = {}
-        """The body of each request that was answered with 200, by UUID."""
-        self.refused = []
-        """The errors that the others got."""
-        self.executed = Counter()
-        """How often each body was executed."""
-        self._bench = bench
-        self._callers = callers
-        self._numbers = count()
-        self._ending = False
-        self._changed = threading.Condition()
-
-    def _call(self, titanic):
-        while not self._ending:
-            body = b"%d" % next(self._numbers)
-            try:
-                uuid, told = titanic.submit("load", body, LARGE).uuid, None
-            except TitanicError as error:
-                uuid, told = None, (error.code, error.text)
-            with self._changed:
-                if uuid is None:
-                    self.refused.append(told)
-                else:
-                    self.accepted[uuid] = body
-                self._changed.notify_all()
-
-    def _execute(self, request):
-        with self._changed:
-            self.executed[request[0]] += 1
-        return request[0]
-
-    @contextmanager
-    def running(self):
-        endpoint = self._bench.endpoint
-        with (
-            Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
-            Worker("load", self._execute, broker=endpoint, concurrency=2, **BEATS),
-            ThreadPoolExecutor(self._callers) as threads,
-        ):
-            titanic = Titanic(client)
-            calls = [threads.submit(self._call, titanic) for _ in range(self._callers)]
-            try:
-                self.more()
-                yield self
-                self.more()
-            finally:
-                self._ending = True
-            for call in calls:
-                call.result()
-            for uuid, body in self.accepted.items():
-                assert titanic.ticket(uuid).result(timeout=TIMEOUT_SECONDS) == [body]
-        assert {self.executed[body] for body in self.accepted.values()} == {1}
-
-    def more(self):
-        """Wait until some more requests are accepted."""
-        self._wait_for(self.accepted, 10)
-
-    def wait_refused(self):
-        """Wait until some more requests are rejected, and return the last error."""
-        self._wait_for(self.refused, 3)
-        code, text = self.refused[-1]
-        assert code == 500
-        return text
-
-    def _wait_for(self, answers, more):
-        before = len(answers)
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(answers) >= before + more, TIMEOUT_SECONDS)
-
-    def check(self, url):
-        """Assert that every request that was answered with 200 is in the database."""
-        known = {str(each["uuid"]).replace("-", "") for each in stored(url)["requests"]}
-        assert set(self.accepted) <= known
-
-
-@contextmanager
-def loaded(bench, url, **settings):
-    """A Titanic under load."""
-    load = Load(bench)
-    with serving(bench.endpoint, url, **settings), load.running():
-        yield load
-    load.check(url)
-
-
 # ── SQLite ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def writing():
-    """Collect the SQLite connection of each writing transaction from now on."""
-    found = []
-
-    def executing(connection, cursor, statement, *others):
-        if statement == "BEGIN IMMEDIATE":
-            found.append(connection.connection.driver_connection)
-
-    sa.event.listen(sa.engine.Engine, "before_cursor_execute", executing)
-    yield found
-    sa.event.remove(sa.engine.Engine, "before_cursor_execute", executing)
-
-
-@on_sqlite
-@pytest.mark.parametrize(
-    ("pragma", "told"),
-    [
-        (("max_page_count = 1", "max_page_count = 1000000"), "database or disk is full"),
-        (("query_only = ON", "query_only = OFF"), "attempt to write a readonly database"),
-    ],
-)
-def test_a_database_that_rejects_writes(bench, own_url, writing, pragma, told):
-    with loaded(bench, own_url) as load:
-        connection = writing[-1]
-        connection.execute(f"PRAGMA {pragma[0]}")
-        assert load.wait_refused() == told
-        connection.execute(f"PRAGMA {pragma[1]}")
-    assert set(load.refused) == {(500, told)}
 
 
 @on_sqlite
@@ -246,34 +123,6 @@ def now(url):
 
 
 @on_postgresql
-def test_connections_that_are_cut_under_load(bench, own_url, cluster):
-    with loaded(bench, own_url) as load:
-        for _ in range(10):
-            cluster.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'titanic'")
-            load.more()
-    assert load.refused == []  # interrupted transactions are repeated over another connection
-
-
-@on_postgresql
-@pytest.mark.parametrize("how", ["fast", "immediate"])
-def test_a_server_that_is_restarted_under_load(bench, own_url, cluster, how):
-    with loaded(bench, own_url):
-        cluster.restart(how)
-
-
-@on_postgresql
-def test_a_server_that_is_away_for_a_while(bench, own_url, cluster):
-    with loaded(bench, own_url) as load:
-        cluster.stop()
-        try:
-            told = load.wait_refused()
-            assert told
-            assert str(cluster.url()).partition("host=")[2] not in told  # callers must not see the address
-        finally:
-            cluster.start()
-
-
-@on_postgresql
 def test_callers_waiting_during_an_outage_get_an_error_or_the_reply(bench, own_url, cluster, client):
     with serving(bench.endpoint, own_url):
         ticket = Titanic(client).submit("echo", b"body")
@@ -326,20 +175,6 @@ def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
 
 
 # ── Titanic itself ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_titanics_that_restart_under_load(bench, own_url):
-    load = Load(bench)
-    with ExitStack() as stack:
-        running = stack.enter_context(ExitStack())
-        running.enter_context(serving(bench.endpoint, own_url, drain_timeout=600))
-        stack.enter_context(load.running())
-        for _ in range(3):
-            running.close()
-            running.enter_context(serving(bench.endpoint, own_url, drain_timeout=600))
-            load.more()
-    load.check(own_url)
-    assert load.refused == []
 
 
 @on_sqlite

@@ -116,12 +116,6 @@ def test_c27_a_request_is_stored_before_it_is_answered(bench, server, url):  # C
 
 
 @on_sqlite
-def test_c27_each_request_has_a_uuid_of_its_own(bench, server):
-    client = bench.client()
-    assert len({submit(client, b"nobody", b"the same") for _ in range(50)}) == 50
-
-
-@on_sqlite
 def test_c27_the_service_needs_no_workers_yet(bench, server):
     client = bench.client()
     uuid = submit(client, b"later", b"body")

@@ -90,19 +90,11 @@ def test_a_request_that_is_due_later_is_delayed(tables):
     assert tables.row(tables.add(due=NOW).uuid).state == "pending"
 
 
-def test_an_empty_body_is_a_body(tables):
-    assert tables.row(tables.add(body=b"").uuid).body == b""
-
-
 def test_a_batch_gives_a_uuid_to_each_in_its_order(tables, submission):
     batch = [submission(key=None if number % 3 else f"key {number}") for number in range(500)]
     assert tables.do(store.accept, *batch) == [each.uuid for each in batch]
     assert tables.count() == 500
     assert uuids(tables.claim(limit=500)) == [each.uuid for each in batch]
-
-
-def test_nothing_to_accept(tables):
-    assert tables.do(store.accept) == []
 
 
 def test_a_batch_is_stored_as_a_whole_or_not_at_all(tables, submission):
@@ -177,13 +169,6 @@ def test_accepting_a_running_request_again_changes_nothing(tables, submission):
     tables.claim()
     tables.do(store.accept, asked)
     assert tables.row(asked.uuid).state == "running"
-
-
-def test_many_keys_at_a_time(tables, submission):
-    batch = [submission(key=f"key {number}") for number in range(1000)]
-    tables.do(store.accept, *batch[500:])
-    assert tables.do(store.accept, *[each._replace(uuid=uuid4()) for each in batch])[500:] == uuids(batch)[500:]
-    assert tables.count() == 1000
 
 
 def test_accepted_in_a_session_of_the_callers_and_committed_with_it(tables, submission):
@@ -1117,11 +1102,6 @@ def test_results_are_in_the_order_of_the_batch(tables):
     assert [tables.row(one.uuid).id, tables.row(other.uuid).id] == [found[2].id, found[0].id]
 
 
-def test_fetch_changes_nothing(tables):
-    claimed = tables.done()
-    assert tables.do(store.fetch, store.Lookup(claimed.uuid)) == tables.do(store.fetch, store.Lookup(claimed.uuid))
-
-
 def test_progress_of_many_requests(tables):
     waits, done = tables.add(), tables.done(service="done")
     first = tables.running(service="again")
@@ -1156,12 +1136,6 @@ def test_close_deletes_the_request_and_its_partials(tables):
     assert tables.do(store.fetch, store.Lookup(claimed.uuid), store.Lookup(kept.uuid))[0] is None
     assert tables.count() == 1
     assert tables.count(sql.PARTS) == 1
-
-
-def test_close_is_idempotent(tables):
-    asked = tables.add()
-    tables.do(store.close, store.Lookup(asked.uuid))
-    assert tables.do(store.close, store.Lookup(asked.uuid)) == [None]
 
 
 @pytest.mark.parametrize("work", [store.fetch, store.close])
@@ -1245,7 +1219,6 @@ KEYS = "keys_expires"
 UUID = {"sqlite": "autoindex_titanic_requests_1", "postgresql": "requests_uuid_key"}
 PARTS = {"sqlite": "autoindex_titanic_parts_1", "postgresql": "parts_pkey"}
 KEY = {"sqlite": "autoindex_titanic_keys_1", "postgresql": "keys_pkey"}
-FAILED = "requests_failed"
 SCHEDULES = "schedules_next"
 SCHEDULE = {"sqlite": "autoindex_titanic_schedules_1", "postgresql": "schedules_pkey"}
 
@@ -1401,12 +1374,6 @@ def test_new_known_and_expired_keys_in_one_batch(tables, submission):
     assert uuids == [later[0].uuid, known.uuid, later[2].uuid, later[0].uuid]
     assert tables.count() == 4
     assert tables.do(store.accept, *later) == uuids
-
-
-def test_finish_tells_which_outcomes_were_stored(tables):
-    mine, others = tables.running(), tables.running(holder="other")
-    assert tables.do(store.finish, outcome(mine), outcome(others)._replace(holder="me")) == [True, False]
-    assert tables.do(store.finish, outcome(mine, b"again")) == [False]
 
 
 def test_finish_tells_late_outcomes_from_those_that_were_stored(tables):
