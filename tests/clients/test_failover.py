@@ -29,7 +29,7 @@ from zmdp.clients.retry import Retry
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.endpoints import Endpoints
-from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
+from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, StreamInterrupted
 
 pytestmark = pytest.mark.unit
 
@@ -139,13 +139,6 @@ def test_with_one_broker_nothing_changes() -> None:
     assert session.take_probe(1000.0) is None
 
 
-def test_a_service_that_raises_503_does_not_drain() -> None:
-    session, _ = asking()
-    session.receive(error(1, 503, b"tired", b""), 101.0)
-    assert [each[1] for each in events(session)] == [ServiceError]
-    assert session.lost is None
-
-
 def test_a_stream_that_has_begun_cannot_be_sent_to_the_next() -> None:
     session, _ = asking(stream=True)
     session.receive(partial(1, b"x"), 101.0)
@@ -244,19 +237,6 @@ def test_requests_of_an_old_connection_that_is_lost_are_sent_over_the_current() 
     assert left.lost == "the broker closed the connection"
 
 
-def test_a_request_is_cancelled_where_it_is_outstanding() -> None:
-    session, (first, second) = asking(many=2)
-    left = leave(session)
-    third = ask(session, 101.0)
-    for call in (first, third):
-        session.cancel(call)
-    assert (sent(left), left.lost) == ([cancel(1)], None)
-    assert sent(session) == [request(3), cancel(3)]
-    session.cancel(second)
-    assert (sent(left), left.lost) == ([cancel(2)], "nothing is outstanding there")
-    assert (session.outstanding, session.deadline()) == (0, None)
-
-
 def test_a_timeout_names_the_broker_that_has_the_request() -> None:
     session, _ = asking(timeout=5.0)
     left = leave(session)
@@ -296,32 +276,12 @@ def test_a_client_that_was_held_up_asks_an_old_connection_again() -> None:
     assert left.lost == "the broker has been silent for 5 s"
 
 
-def test_an_old_connection_is_not_asked_before_a_heartbeat_is_due() -> None:
-    session, _ = asking()
-    left = leave(session, 100.0)
-    session.receive(HEARTBEAT, 100.5, left)
-    session.tick(101.4)
-    assert sent(left) == []
-    session.tick(101.5)
-    assert sent(left) == [ASKING]
-
-
 def test_the_deadline_of_an_old_connection() -> None:
     session, _ = asking()
     leave(session, 100.5)
     session.take_probe(101.5)
     session.receive(HEARTBEAT, 101.5)
     assert session.deadline() == 101.5
-
-
-def test_a_heartbeat_to_an_old_connection_is_sent_once() -> None:
-    session, (call, _) = asking(many=2)
-    left = leave(session, 100.0)
-    for now in (101.0, 102.0):
-        session.tick(now)
-    session.cancel(call)
-    assert sent(left) == [cancel(1), ASKING]
-    assert sent(left) == []
 
 
 # ── when every broker drains ─────────────────────────────────────────────────────────────────────────────────────────
@@ -438,27 +398,6 @@ def test_nothing_is_probed_while_nothing_is_outstanding() -> None:
     ask(session, 110.0)
     assert session.deadline() == 101.0
     assert session.take_probe(110.0) == "A"
-
-
-def test_an_idle_client_returns_with_its_next_request() -> None:
-    session = at_second()
-    session.take_probe(101.0)
-    session.receive(final(1, b"x"), 101.1)
-    left = session.current
-    session.probed(True, 101.2)
-    assert (left.lost, session.deadline()) == ("the first broker is back", None)
-    ask(session, 102.0)
-    assert connect(session, 102.0) == "A"
-
-
-def test_the_connection_is_lost_while_the_first_is_probed() -> None:
-    session = at_second()
-    session.receive(HEARTBEAT, 100.5)
-    session.take_probe(101.0)
-    session.lose("the broker closed the connection", 101.5)
-    session.probed(True, 101.6)
-    assert session.lost == "the broker closed the connection"
-    assert connect(session, 101.6) == "A"
 
 
 def test_the_client_has_returned_by_itself_while_the_first_is_probed() -> None:

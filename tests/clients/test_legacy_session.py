@@ -175,10 +175,6 @@ def test_other_messages_are_ignored() -> None:
     assert session.deadline() == 105.0
 
 
-def test_a_reply_before_any_request_is_ignored() -> None:
-    assert received(LegacySession(), final(b"hello"), 100.0) is None
-
-
 def test_one_request_after_the_other() -> None:
     # C4: what was collected for the first is not in the second's reply
     session = asking()
@@ -204,24 +200,11 @@ def test_silence_sends_the_request_again_and_then_gives_up() -> None:
     assert not session.waiting
 
 
-def test_without_retries_there_is_one_try() -> None:
-    # C5
-    session = asking(retries=0)
-    assert ticked(session, 105.0) == [GiveUp()]
-
-
 def test_a_reply_to_a_later_try() -> None:
     # C5
     session = asking()
     assert ticked(session, 105.0, [REQUEST]) == [Resend()]
     assert told(received(session, final(b"late"), 107.0)) == ([b"late"], "echo", True)
-
-
-def test_a_partial_ends_the_silence() -> None:
-    session = asking()
-    received(session, partial(b"1"), 104.0)
-    assert session.deadline() == 109.0
-    assert ticked(session, 105.0) == []
 
 
 def test_another_try_discards_collected_parts() -> None:
@@ -232,17 +215,6 @@ def test_another_try_discards_collected_parts() -> None:
     assert ticked(session, 107.0, [REQUEST]) == [Resend()]
     received(session, partial(b"1"), 108.0)
     assert told(received(session, final(b"end"), 109.0)) == ([b"1", b"end"], "echo", True)
-
-
-def test_a_stream_that_has_begun_is_not_sent_again() -> None:
-    session = asking(stream=True)
-    received(session, partial(b"1"), 101.0)
-    assert ticked(session, 106.0) == [GiveUp()]
-
-
-def test_a_stream_that_has_not_begun_is_sent_again() -> None:
-    session = asking(stream=True)
-    assert ticked(session, 105.0, [REQUEST]) == [Resend()]
 
 
 def test_after_giving_up_the_next_request_starts_from_nothing() -> None:

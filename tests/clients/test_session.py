@@ -26,7 +26,6 @@ from support.x1_client import (
 from zmdp.clients import session as module
 from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES
 from zmdp.clients.call import Call, encode_options, error_of
-from zmdp.clients.reply import Reply
 from zmdp.clients.retry import Retry
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
@@ -146,15 +145,6 @@ def test_commands_of_one_turn_are_one_message() -> None:
     assert found == [*(request(number) for number in range(1, 101)), cancel(1)]
 
 
-def test_large_frames_are_attached() -> None:
-    session, large = connected(), b"x" * wire.SHARED
-    session.request(b"echo", [large, b"small"], 100.0)
-    (message,) = session.take_messages()
-    assert message[4] is large
-    session.receive(final(1, large), 100.0)
-    assert events(session) == [(1, [large], "echo", True)]
-
-
 @pytest.mark.parametrize("session", [connected(), ClientSession()], ids=["connected", "not connected"])
 def test_a_request_that_cannot_be_sent_leaves_nothing(session: ClientSession) -> None:
     with pytest.raises(SettingError, match=r"^the body "):
@@ -222,15 +212,6 @@ def test_a_request_that_waits_until_its_time_has_passed() -> None:
     assert session.outstanding == 1
 
 
-def test_what_waits_ends_with_the_session() -> None:
-    session = connected(max_outstanding=1)
-    for _ in range(3):
-        session.request(b"echo", [b"x"], 100.0)
-    session.close(lambda: ClosedError("closed"))
-    assert [each[1] for each in events(session)] == [ClosedError] * 3
-    assert session.outstanding == 0
-
-
 IGNORED = {
     "another number": final(2, b"x"),
     "other numbers": together(final(2, b"x"), error(3, 404, b"x")),
@@ -269,17 +250,6 @@ def test_an_invalid_record_does_not_affect_those_before_it() -> None:
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_partials_are_collected_before_the_final() -> None:
-    session, _ = asking()
-    session.receive(partial(1, b"1"), 101.0)
-    session.receive(partial(1, b"2", b"3"), 101.0)
-    assert session.events == []
-    session.receive(final(1, b"4"), 101.0)
-    ((_, reply),) = session.events
-    assert isinstance(reply, Reply)
-    assert (list(reply), reply.collected, reply.final) == ([b"1", b"2", b"3", b"4"], 3, True)
-
-
 def test_the_size_of_collected_parts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REPLY_BYTES", 210)  # frames have an overhead of 100 each
     session, (call,) = asking(timeout=5.0)
@@ -293,15 +263,6 @@ def test_the_size_of_collected_parts_is_limited(monkeypatch: pytest.MonkeyPatch)
     session.receive(error(1, 499, b"cancelled"), 102.0)
     assert events(session) == []
     assert is_empty(session)
-
-
-def test_a_stream_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 10)
-    session, _ = asking(stream=True)
-    for _ in range(3):
-        session.receive(partial(1, b"x" * 9), 101.0)
-    session.receive(final(1, b"x" * 99), 101.0)
-    assert len(events(session)) == 4
 
 
 def test_a_failure_in_the_final_of_a_legacy_worker() -> None:
@@ -396,14 +357,6 @@ def test_a_request_that_has_ended_is_not_cancelled() -> None:
     assert sent(session) == []
 
 
-def test_a_request_cancelled_without_a_connection_is_never_sent() -> None:
-    session = ClientSession()
-    calls = [session.request(b"echo", [b"x"], 0.0) for _ in range(2)]
-    session.cancel(calls[0])
-    session.connected("here", 1.0)
-    assert sent(session) == [request(2)]
-
-
 def test_closing() -> None:
     session, calls = asking(many=2, timeout=5.0, silence=3.0)
     session.close(lambda: ClosedError("closed"))
@@ -438,13 +391,6 @@ def test_a_request_that_is_not_finished_in_time() -> None:
     assert is_empty(session)
 
 
-def test_the_brokers_error_takes_precedence() -> None:
-    session, _ = asking(timeout=2.0)
-    session.receive(error(1, 408, b"its time passed"), 102.05)
-    session.tick(103.0)
-    assert events(session) == [(1, RequestTimeout, "service 'echo': its time passed (408)", "echo", 408)]
-
-
 def test_parts_do_not_extend_the_timeout() -> None:
     session, _ = asking(timeout=2.0, stream=True)
     session.receive(partial(1, b"1"), 101.9)
@@ -468,14 +414,6 @@ def test_a_silence_has_a_limit(stream: bool) -> None:
     timeout = (1, RequestTimeout, "no reply from service 'echo' through tcp://here within 2 s")
     assert outcome == (*(stopped if stream else timeout), "echo", None)
     assert sent(session)[-1] == cancel(1)
-
-
-def test_the_silence_before_the_first_part_has_the_same_limit() -> None:
-    session, _ = asking(silence=2.0, stream=True)
-    session.receive(HEARTBEAT, 101.0)
-    session.tick(102.02)
-    text = "no reply from service 'echo' through tcp://here within 2 s"
-    assert events(session) == [(1, RequestTimeout, text, "echo", None)]
 
 
 @pytest.mark.parametrize(
@@ -541,22 +479,7 @@ def test_trouble_is_forgotten_once_a_broker_is_heard() -> None:
     assert events(session)[0][1] is RequestTimeout
 
 
-def test_a_broker_that_was_heard_is_not_blamed() -> None:
-    session, _ = asking(timeout=1.0)
-    session.receive(HEARTBEAT, 100.4)
-    session.lose("gone", 100.9)
-    session.tick(101.07)
-    assert events(session)[0][1] is RequestTimeout
-
-
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_nothing_is_sent_while_nothing_is_outstanding() -> None:
-    session = connected()
-    for now in range(100, 200):
-        session.tick(now)
-    assert (sent(session), session.lost, session.deadline()) == ([], None, None)
 
 
 @pytest.mark.parametrize(
@@ -653,33 +576,6 @@ def test_a_client_that_was_held_up_waits_for_the_replies_that_are_unread() -> No
     assert [(number, kind) for number, kind, *_ in events(session)] == [(3, RequestTimeout)]
 
 
-def test_the_silence_of_a_broker_that_was_not_asked_does_not_count() -> None:
-    session, _ = asking()
-    session.tick(101.0)
-    session.receive(final(1, b"x"), 101.1)
-    session.request(b"echo", [b"x"], 300.0)
-    sent(session)
-    session.tick(300.9)
-    assert (session.lost, sent(session), session.deadline()) == (None, [], 301.0)
-
-
-def test_a_request_does_not_postpone_the_heartbeat() -> None:
-    session, _ = asking()
-    session.request(b"echo", [b"x"], 100.9)
-    sent(session)
-    session.tick(101.0)
-    assert sent(session) == [ASKING]
-
-
-def test_the_deadline_is_the_earliest_due_time() -> None:
-    session, _ = asking(timeout=0.2)
-    assert session.deadline() == pytest.approx(100.21, abs=0.011)
-    session, _ = asking(timeout=20.0)
-    assert session.deadline() == 101.0
-    session.lose("test", 100.5)
-    assert session.deadline() == 100.55
-
-
 # ── losing the connection ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -694,15 +590,6 @@ def test_the_remaining_ttl_is_sent_again() -> None:
     session.lose("test", 105.1)
     session.connected("tcp://there", 105.1)  # in the grace
     assert sent(session) == [request(1, ttl=1)]
-
-
-def test_requests_made_without_a_connection_are_sent_in_order() -> None:
-    session = ClientSession()
-    for body in (b"a", b"b"):
-        session.request(b"echo", [body], 100.0, timeout=5.0)
-    assert sent(session) == []
-    session.connected("tcp://here", 101.0)
-    assert sent(session) == [request(1, b"a", ttl=4000), request(2, b"b", ttl=4000)]
 
 
 def test_collected_parts_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -729,13 +616,6 @@ def test_a_stream_that_has_begun_breaks_off() -> None:
     assert sent(session) == [request(2, ttl=4000)]
 
 
-def test_messages_without_a_connection_are_ignored() -> None:
-    session, _ = asking()
-    session.lose("test", 101.0)
-    session.receive(final(1, b"x"), 101.0)
-    assert (events(session), session.current.heard) == ([], False)
-
-
 def test_unanswered_attempts_back_off() -> None:
     session, _ = asking()
     waits = []
@@ -751,14 +631,6 @@ def test_unanswered_attempts_back_off() -> None:
     session.connected("tcp://here", 1702.0)
     session.lose("refused", 1702.0)
     assert session.retry_at == 1702.05
-
-
-def test_a_connection_that_cannot_be_established_is_lost_again() -> None:
-    session = ClientSession(rng=Highest())
-    session.request(b"echo", [b"x"], 100.0)
-    session.lose("refused", 100.0)
-    session.lose("refused", 101.0)
-    assert (session.retry_at, session.lost) == (101.1, "refused")
 
 
 def test_a_new_request_does_not_wait_for_a_long_backoff() -> None:
@@ -895,19 +767,6 @@ def test_a_large_request_survives_any_number_of_lost_connections() -> None:
     assert not large.ended
 
 
-def test_the_next_broker_is_asked_for_its_own_limits() -> None:
-    session = connected()
-    session.request(b"echo", [LARGE], 100.0)
-    session.receive(limits(), 100.0)
-    assert sent(session) == [ASKING_FOR_LIMITS, request(1, body=LARGE)]
-    session.lose("closed", 101.0)
-    session.connected("tcp://there", 101.0)
-    assert sent(session) == [ASKING_FOR_LIMITS]
-    session.receive(limits(max_bytes=7), 101.0)
-    ((_, error),) = session.events
-    assert isinstance(error, RequestRejected)
-
-
 # ── retries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 RETRY = Retry(attempts=3, codes={429, 503}, backoff=1.0)
@@ -949,14 +808,6 @@ def test_a_request_fails_after_its_last_attempt_or_with_another_code(
     assert is_empty(session)
 
 
-def test_a_failure_in_the_reply_of_an_old_worker_is_retried() -> None:
-    session, (call,) = asking(retry=RETRY)
-    session.receive(final(1, *wire.error_body(503, "later")), 100.0)
-    session.tick(101.1)
-    session.receive(final(2, b"y"), 101.2)
-    assert session.take_events() == [(call, [b"y"])]
-
-
 @pytest.mark.parametrize("limits", [{"timeout": 0.9}, {"silence": 0.9, "stream": True}])
 def test_no_attempt_is_made_after_the_time_of_a_request(limits: dict[str, Any]) -> None:
     session, (call,) = asking(retry=RETRY, **limits)
@@ -991,15 +842,3 @@ def test_a_request_that_waits_for_its_next_attempt_can_be_cancelled() -> None:
     assert isinstance(failure, ClosedError)
     assert sent(session) == []
     assert is_empty(session)
-
-
-def test_the_next_attempt_goes_over_the_connection_that_there_is_then() -> None:
-    session, (call,) = asking(retry=RETRY)
-    session.receive(error(1, 429, b"full"), 100.0)
-    session.lose("lost", 100.1)
-    session.connected("tcp://there", 100.5)
-    assert sent(session) == []
-    session.tick(101.1)
-    assert len(sent(session)) == 1
-    session.receive(final(2, b"y"), 101.2)
-    assert session.take_events() == [(call, [b"y"])]

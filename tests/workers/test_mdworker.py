@@ -206,6 +206,11 @@ def test_a_setting_that_is_misspelt(kind):
         ({"liveness": 0}, "liveness is 0"),
         ({"handler_timeout": 0}, "handler_timeout is 0"),
         ({"protocol": "1"}, "protocol is '1': it must be one of X1, 0.2, 0.1"),
+        ({"concurrency": "2"}, "concurrency is '2': it must be a whole number"),
+        ({"heartbeat": "1"}, "heartbeat is '1': it must be a number"),
+        ({"liveness": None}, "liveness is None: it must be a whole number"),
+        ({"handler_timeout": "2"}, "handler_timeout is '2': it must be a number"),
+        ({"name": 5}, "name is 5: it must be a text"),
     ],
 )
 def test_wrong_settings_are_told(settings, message):
@@ -452,21 +457,6 @@ def test_what_is_not_a_service_or_a_handler_is_named():
             Worker(service)
     with pytest.raises(SettingError, match="the handler of 'echo' is b'hello': it must be a function of a request"):
         Worker("echo", b"hello")
-
-
-@pytest.mark.parametrize(
-    ("setting", "text"),
-    [
-        ({"concurrency": "2"}, "concurrency is '2': it must be a whole number"),
-        ({"heartbeat": "1"}, "heartbeat is '1': it must be a number"),
-        ({"liveness": None}, "liveness is None: it must be a whole number"),
-        ({"handler_timeout": "2"}, "handler_timeout is '2': it must be a number"),
-        ({"name": 5}, "name is 5: it must be a text"),
-    ],
-)
-def test_settings_of_another_type_are_named(setting, text):
-    with pytest.raises(SettingError, match=text):
-        Worker("echo", **setting)
 
 
 def test_a_worker_has_one_handler():

@@ -220,14 +220,6 @@ def test_a_request_goes_to_the_next_server_at_once_when_its_own_is_lost():
     assert network.outcome() == [b"y"]
 
 
-def test_a_server_that_cannot_be_sent_to_is_lost():
-    network = Network(A, B, up=[A, B]).begin()
-    network.hear(A)
-    network.request(b"x")
-    network.up.discard(A)
-    assert network.request(b"y")[1] == [(B, b"1", b"x"), (B, b"2", b"y")]
-
-
 def test_a_request_waits_for_its_server_to_come_back_if_there_is_no_other():
     network = Network(A, up=[A]).begin()
     network.request(b"x")
@@ -272,30 +264,6 @@ def test_a_silent_server_is_avoided_until_it_replies():
     assert network.request(b"z")[1] == [(B, b"2", b"z")]
     network.hear(A, b"1", b"late")
     assert network.request(b"z")[1] == [(A, b"3", b"z")]
-
-
-def test_a_silent_server_gets_requests_again_after_the_ttl():
-    network = Network(A, B, up=[A, B], ttl=6.0).begin()
-    network.hear(A)
-    network.request(b"x", timeout=2.0)
-    network.pass_time(1.1)
-    network.hear(B, b"1", b"y")
-    for _ in range(6):
-        network.pass_time(1.0)
-        network.hear(B)
-        network.now += 0.01
-        network.hear(A)
-    assert network.request(b"z")[1] == [(A, b"2", b"z")]
-
-
-def test_a_server_that_appears_gets_the_requests_whose_server_has_used_up_its_share():
-    network = Network(A, B, up=[A]).begin()
-    network.request(b"x", timeout=4.0)
-    assert network.pass_time(1.0) == []
-    assert network.rise(B) == []
-    assert network.lose(B) == []
-    assert network.pass_time(1.1) == []
-    assert network.rise(B) == [(B, b"1", b"x")]
 
 
 def test_servers_that_do_not_keep_up_are_tried_again():
@@ -379,14 +347,6 @@ def test_no_more_than_so_many_requests_are_outstanding():
 
 
 # ── signs of life ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_idle_server_is_sent_a_ping_in_each_interval():
-    network = Network(A, up=[A], ping=2.0, ttl=60.0).begin()
-    network.hear(A)
-    network.sent.clear()
-    network.pass_time(6.5)
-    assert network.pings() == [A, A, A]
 
 
 def test_a_server_that_replies_is_sent_no_ping():
