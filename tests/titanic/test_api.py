@@ -307,16 +307,6 @@ def test_a_full_titanic_rejects_requests(twin, endpoint, url):
         assert told.value.code == 429
 
 
-@pytest.mark.usefixtures("echo")
-def test_a_titanic_can_have_a_default_ttl(twin, endpoint, url):
-    with serving(endpoint, url, ttl=60), opened(twin, endpoint) as titanic:
-        for asked, ttl in (({}, 60), ({"ttl": 5}, 5)):
-            ticket = titanic.submit("echo", **asked)
-            ticket.result(timeout=TIMEOUT_SECONDS)
-            told = row(url, ticket.uuid)
-            assert told["expires"] - told["finished"] == pytest.approx(ttl)
-
-
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -499,25 +498,3 @@ def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):  # C
         ]
         assert parts(tickets[0]) == []
         assert row(url, tickets[0].uuid)["attempts"] == 2
-
-
-@on_postgresql
-def test_a_frozen_titanic_does_not_overwrite_anothers_outcome(bench, url, client):
-    with running_bench() as elsewhere, ExitStack() as stack:
-        frozen = stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "5"))
-        frozen.line("serving titanic.request")
-        ticket = Titanic(client).submit("slow", b"body")
-        worker, other = bench.x1_worker(b"slow"), elsewhere.x1_worker(b"slow")
-        address, _ = given(worker)
-        frozen.send_signal(signal.SIGSTOP)
-        stack.enter_context(serving(elsewhere.endpoint, url))
-        assert answer(other, b"the other's") == b"body"
-        there = Titanic(stack.enter_context(Client(elsewhere.endpoint, timeout=TIMEOUT_SECONDS))).ticket(ticket.uuid)
-        assert there.result(timeout=TIMEOUT_SECONDS) == [b"the other's"]
-        before = stored(url)
-        worker.final(address, b"too late")
-        worker.sync()
-        frozen.send_signal(signal.SIGCONT)
-        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"the other's"]
-        assert frozen.end() == 0
-        assert stored(url) == before
