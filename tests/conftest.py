@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import signal
 import sys
 import threading
@@ -83,7 +84,7 @@ def in_this_process(monkeypatch, capsysbinary):
         main = entry_point.load()
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", [command, *arguments])
+        monkeypatch.setattr(sys, "argv", [command, *map(os.fsdecode, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capsysbinary.readouterr()
         with pytest.raises(SystemExit) as ended:

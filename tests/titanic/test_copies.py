@@ -171,8 +171,8 @@ def test_a_backup_while_titanic_accepts(file, bench, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-def test_postgresql_has_its_own_backups(own_url, tmp_path):
-    done = run("titanic", "backup", str(tmp_path / "x"), TITANIC_DB=own_url)
+def test_postgresql_has_its_own_backups(own_url, tmp_path, in_this_process):
+    done = in_this_process("titanic", "backup", str(tmp_path / "x"), TITANIC_DB=own_url)
     assert (done.returncode, b"pg_dump --format custom" in done.stderr) == (2, True)
 
 
@@ -275,14 +275,14 @@ def test_large_bodies_are_moved_in_parts(file, db, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-def test_what_is_wrong_with_a_move(file, full, db, empty_url, tmp_path):
+def test_what_is_wrong_with_a_move(file, full, db, empty_url, tmp_path, in_this_process):
     for arguments, told in (
         (("move", str(tmp_path / "none.db"), "--db", db.url), "there is no database"),
         (("move", file.url, "--db", str(tmp_path / "other.db")), "it must be the PostgreSQL database to which"),
         (("move", file.url, "--db", empty_url), "has no tables yet: run `titanic db upgrade"),
         (("move", file.url, "--db", "postgresql://me:secret@/x?host=/none"), "postgresql://me:***@/x?host=%2Fnone: "),
     ):
-        done = run("titanic", *arguments)
+        done = in_this_process("titanic", *arguments)
         assert done.returncode, arguments
         assert told in done.stderr.decode()
         assert b"secret" not in done.stderr

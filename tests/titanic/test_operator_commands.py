@@ -15,11 +15,11 @@ from zmdp.titanic.retries import Retention
 
 
 @pytest.fixture
-def titanic(db):
+def titanic(db, in_this_process):
     """Run a command of `titanic` with this database, and return its output."""
 
     def titanic(*arguments):
-        done = run("titanic", *arguments, TITANIC_DB=db.url)
+        done = in_this_process("titanic", *arguments, TITANIC_DB=db.url)
         assert done.returncode == 0, done.stderr
         return done.stdout.decode()
 
@@ -58,23 +58,24 @@ def test_everything_is_purged_although_a_clock_was_ahead(titanic, db):
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_reason_alone_selects_nothing(db):
-    done = run("titanic", "retry", "--error", "lost", TITANIC_DB=db.url)
+def test_a_reason_alone_selects_nothing(db, in_this_process):
+    done = in_this_process("titanic", "retry", "--error", "lost", TITANIC_DB=db.url)
     assert done.returncode == 2
     assert b"expected UUIDs, or --all (optionally with options that select some)" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--service", "--owner", "--error"])
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_text_that_no_request_has(db, option):
-    done = run("titanic", "ls", option, b"\xff", TITANIC_DB=db.url)
+def test_a_text_that_no_request_has(db, option, in_this_process):
+    done = in_this_process("titanic", "ls", option, b"\xff", TITANIC_DB=db.url)
     assert (done.returncode, done.stdout) == (2, b"")
     assert f"Invalid value for '{option}': '\\udcff' is not UTF-8".encode() in done.stderr
 
 
 @pytest.mark.parametrize("code", ["-1", "1000", "40000", str(10**20)])
-def test_a_code_that_no_request_has(db, code):
-    done = run("titanic", "failures", "--code", code, TITANIC_DB=db.url)
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_code_that_no_request_has(db, code, in_this_process):
+    done = in_this_process("titanic", "failures", "--code", code, TITANIC_DB=db.url)
     assert (done.returncode, b"0<=x<=999" in done.stderr) == (2, True)
 
 
@@ -100,7 +101,7 @@ def test_export_as_ndjson(titanic, failed, db, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_file_appears_once_it_is_complete(titanic, failed, tmp_path):
+def test_a_file_appears_once_it_is_complete(titanic, failed, db, tmp_path):
     path = tmp_path / "there.ndjson"
     path.write_text("before")
     with suppress(KeyboardInterrupt), _completed(path) as part:
@@ -110,13 +111,14 @@ def test_a_file_appears_once_it_is_complete(titanic, failed, tmp_path):
     assert path.read_text() == "before"
     assert titanic("export", "--service", "resize", "-o", str(path)) == ""
     assert [each.name for each in tmp_path.glob("there*")] == ["there.ndjson"]
-    assert titanic("export", "--service", "resize", "-o", "/dev/stdout") == path.read_text()
+    shown = run("titanic", "export", "--service", "resize", "-o", "/dev/stdout", TITANIC_DB=db.url)
+    assert shown.stdout.decode() == path.read_text()
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_export_does_not_replace_its_own_database(titanic, failed, db):
+def test_export_does_not_replace_its_own_database(titanic, failed, db, in_this_process):
     file = db.url.removeprefix("sqlite:///")
-    done = run("titanic", "export", "-o", file, TITANIC_DB=db.url)
+    done = in_this_process("titanic", "export", "-o", file, TITANIC_DB=db.url)
     assert (done.returncode, b"is the database that is to be exported" in done.stderr) == (2, True)
     assert titanic("export")
 
@@ -149,7 +151,7 @@ def test_a_ttl_of_a_service(given, taken):
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("given", ["7", "resize=7", "resize=", "=", "resize"])
-def test_invalid_ttls(given, db):
-    done = run("titanic", "serve", "--failed-ttl", given, TITANIC_DB=db.url)
+def test_invalid_ttls(given, db, in_this_process):
+    done = in_this_process("titanic", "serve", "--failed-ttl", given, TITANIC_DB=db.url)
     assert done.returncode == 2
     assert b"Invalid value for '--failed-ttl'" in done.stderr

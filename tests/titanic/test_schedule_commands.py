@@ -1,17 +1,16 @@
 """The commands `titanic schedule …`."""
 
 import pytest
-from support.processes import run
 from support.titanics import serving
 
 
 @pytest.fixture
-def titanic(bench, tmp_path):
+def titanic(bench, tmp_path, in_this_process):
     """Run `titanic schedule …` at a Titanic, and return its exit code and its output."""
     with serving(bench.endpoint, f"sqlite:///{tmp_path}/titanic.db"):
 
-        def schedule(*arguments, stdin=b""):
-            done = run("titanic", "schedule", *arguments, stdin=stdin, MDP_BROKER=bench.endpoint)
+        def schedule(*arguments):
+            done = in_this_process("titanic", "schedule", *arguments, MDP_BROKER=bench.endpoint)
             return done.returncode, done.stdout.decode(), done.stderr.decode()
 
         yield schedule
