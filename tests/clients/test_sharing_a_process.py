@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -21,8 +20,6 @@ from zmdp.clients import AsyncClient, Client
 from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
-
-OWN_THREAD = re.compile("zmdp-(client|freelance)")
 
 
 @pytest.fixture

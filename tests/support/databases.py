@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
+from support.processes import eventually
 
 from zmdp.titanic import enqueue, schema, store
 from zmdp.titanic.frames import pack, unpack
@@ -22,6 +23,12 @@ KEPT = """
         UNION ALL SELECT service, state, requests, attempts, deaths FROM titanic_count_changes
     ) AS both_tables GROUP BY service, state HAVING sum(requests) <> 0 OR sum(attempts) <> 0 OR sum(deaths) <> 0
 """
+
+
+def waiting_for_locks(cluster, number):
+    """Wait until so many of Titanic's transactions wait for a lock of PostgreSQL's."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
+    eventually(lambda: cluster.execute(waiting) == [(number,)])
 
 
 def wrong_counts(engine):

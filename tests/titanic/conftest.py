@@ -37,15 +37,6 @@ def backend(request):
     return request.param
 
 
-@contextmanager
-def opened(url, **how):
-    engine = schema.open_engine(schema.database_url(url), **how)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
 @pytest.fixture(scope="session")
 def prepared(request, tmp_path_factory):
     """`prepared(backend, fill)` returns an engine for a database that `fill(engine)` has filled once."""

@@ -142,11 +142,6 @@ def twin(request):
 
 
 @pytest.fixture
-def url(engine):
-    return engine.url.render_as_string(hide_password=False)
-
-
-@pytest.fixture
 def endpoint():
     with running_broker(limits=LIMITS, drain_timeout=0.1) as broker:
         yield broker.endpoints[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy as sa
+from support.databases import waiting_for_locks
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.titanic import batches as batches_module
@@ -387,7 +388,7 @@ def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
             store.finish(connection, [each])
             if not blocked.is_set():
                 blocked.set()
-                eventually(lambda: waiting(cluster) == 1)  # the other one, for what we have
+                waiting_for_locks(cluster, 1)  # the other one, for what we have
         return [None] * len(batch)
 
     def other():
@@ -415,13 +416,6 @@ def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
     running(scenario)
     thread.join(TIMEOUT_SECONDS)
     assert [tables.row(each.uuid).state for each in (one, two)] == ["done", "done"]
-
-
-def waiting(cluster):
-    ((number,),) = cluster.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
-    )
-    return number
 
 
 # ── what is wrong with the database ──────────────────────────────────────────────────────────────────────────────────
@@ -628,19 +622,6 @@ def test_a_second_lost_connection_is_an_error(tables, submission, cluster):
 
     running(scenario)
     assert tables.count() == 1
-
-
-@only_postgresql
-def test_losing_an_idle_connection_goes_unnoticed(tables, submission, cluster):
-    async def scenario():
-        async with batches(tables.engine) as made:
-            await made.submit(store.accept, submission())
-            with tables.engine.connect() as connection:
-                cut(cluster, connection.connection.driver_connection)
-            await made.submit(store.accept, submission())
-
-    running(scenario)
-    assert tables.count() == 2
 
 
 def accepting(tables, submission):

@@ -27,11 +27,6 @@ ROLES = {
 UNKNOWN = b"0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture
-def url(engine):
-    return engine.url.render_as_string(hide_password=False)
-
-
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     """The folder of the access file, with a key for each role."""
@@ -233,9 +228,6 @@ def test_without_access_control_a_request_with_an_owner_is_out_of_reach(url):
         client = bench.x1_client()
         assert reply(client, theirs) == [b"400 unknown uuid", b"unknown-uuid"]
         assert reply(client, ours) == [b"300"]
-
-
-# ── submitted again ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 # ── executed ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.x1_client import Highest
 
 from zmdp.mdp import wire
 from zmdp.mdp.defaults import DEFAULT_ENDPOINT
@@ -135,13 +136,6 @@ def cancels(*addresses: int) -> list[bytes]:
         packed.signal(x1.WORKER_CANCEL, address)
     (message,) = packed.messages()
     return list(message)
-
-
-class Highest(random.Random):
-    """Jitter at its upper end."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
 
 
 def connected(controller: int | CreditController = 1, **given: Any) -> WorkerSession:

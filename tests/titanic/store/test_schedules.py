@@ -7,7 +7,8 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
-from support.processes import TIMEOUT_SECONDS, eventually
+from support.databases import waiting_for_locks
+from support.processes import TIMEOUT_SECONDS
 from support.titanics import StoppedClock
 
 from zmdp.titanic import schema, store
@@ -96,19 +97,13 @@ def test_a_clock_that_was_ahead_and_was_set_back(tables, add, edit, fire):
     assert tables.do(store.catch_up, StoppedClock(far)) == [0]
 
 
-def waiting_for_a_lock(cluster):
-    """Wait until a PostgreSQL transaction waits for a lock."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
-    eventually(lambda: cluster.execute(waiting) == [(1,)])
-
-
 @only_postgresql
 def test_a_schedule_that_is_paused_while_others_are_brought_back_stays_paused(tables, add, cluster, pool):
     add(now=NOW + 1e8)
     with tables.engine.begin() as connection:
         store.edit_schedules(connection, [Edit("pause", "tick", "", NOW)])
         caught_up = pool.submit(tables.do, store.catch_up, StoppedClock(NOW))
-        waiting_for_a_lock(cluster)
+        waiting_for_locks(cluster, 1)
     assert caught_up.result(TIMEOUT_SECONDS) == [0]
     assert [row["next"] for row in listed(tables)] == [None]
 

@@ -10,9 +10,8 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from support.databases import check_counts
+from support.databases import check_counts, waiting_for_locks
 from support.garbage import no_collector
-from support.processes import eventually
 
 from zmdp.titanic import admin, schema, store
 from zmdp.titanic.schedules import parse_schedule
@@ -43,13 +42,6 @@ def wanted(claimed, start=0):
 
 def uuids(claimed):
     return [each.uuid for each in claimed]
-
-
-def waiting_for_locks(cluster, number):
-    """Wait until so many PostgreSQL transactions wait for a lock."""
-    eventually(lambda: cluster.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
-    ) == [(number,)])  # fmt: skip
 
 
 @contextmanager
@@ -983,17 +975,6 @@ def test_very_many_services(tables, submission, executed):
         ((after,),) = (store.pending_after(connection, [("", 1000)]),)
     assert sorted(offered) == sorted(after) == sorted(names)
     assert len([sql for sql, _ in statements if "titanic_requests" in sql]) == 2
-
-
-def test_services_are_read_in_pages(tables, submission):
-    names = {f"service {number}" for number in range(50)} | {"Ä", "a", "A", "🚢"}
-    tables.do(store.accept, *(submission(name) for name in names))
-    found = [""]
-    while some := tables.do(store.pending_after, (found[-1], 7))[0]:
-        assert len(some) <= 7
-        found += some
-    assert len(found) == len(names) + 1
-    assert set(found[1:]) == names
 
 
 def test_requests_that_have_not_ended_are_counted(tables, submission):

@@ -73,11 +73,6 @@ print(h.attr_get("rank"), h.attr_get("size"))
 """
 
 
-def finished(*command, env):
-    """Run a command to its end."""
-    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-
-
 @pytest.fixture
 def environment(gateway):
     library = next(Path(FLUX).parents[1].glob("lib*/flux/python3*"), Path("/nowhere"))

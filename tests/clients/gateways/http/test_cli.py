@@ -32,51 +32,39 @@ def gateway(*options):
         (("--max-body", "0"), 2, "expected a whole number of bytes"),
     ],
 )
-def test_invalid_usage(in_process, options, code, text):
-    ended, _, error = in_process("http", "--bind", "127.0.0.1:0", *options)
-    assert ended == code
-    assert text in error
+def test_invalid_usage(in_this_process, options, code, text):
+    done = in_this_process("mdp-gateway", "http", "--bind", "127.0.0.1:0", *options)
+    assert done.returncode == code
+    assert text in done.stderr.decode()
 
 
-def test_a_port_that_is_taken(in_process):
+def test_a_port_that_is_taken(in_this_process):
     with socket.create_server(("127.0.0.1", 0)) as other:
-        code, _, error = in_process("http", "--bind", f"127.0.0.1:{other.getsockname()[1]}")
-    assert code == 1
-    assert "another program listens there; use another port, or 0 for a free one" in error
+        done = in_this_process("mdp-gateway", "http", "--bind", f"127.0.0.1:{other.getsockname()[1]}")
+    assert done.returncode == 1
+    assert b"another program listens there; use another port, or 0 for a free one" in done.stderr
 
 
-def test_a_package_is_missing(in_process, monkeypatch):
+def test_a_package_is_missing(in_this_process, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for name in ("server", "connection"):
         monkeypatch.delitem(sys.modules, f"zmdp.mdp.http.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn.config", None)
-    code, _, error = in_process("http")
-    assert code == 2
-    assert install_command("web") in error
+    done = in_this_process("mdp-gateway", "http")
+    assert done.returncode == 2
+    assert install_command("web") in done.stderr.decode()
 
 
-def test_a_token(in_process, tmp_path):
+def test_a_token(in_this_process, tmp_path):
     path = str(tmp_path / "access.toml")
-    code, token, told = in_process("token", "shop", "--access", path)
-    assert code == 0
-    assert token.startswith("zmdp_")
-    assert told == f"added the role shop, which may call every service: edit its `call` in {path}\n"
-    assert in_process("token", "shop", "--access", path)[2] == ""  # no new role
-    assert in_process("token", "shpo", "--access", path)[2].startswith("added the role shpo")
-
-
-@pytest.fixture
-def in_process(monkeypatch, capsys):
-    """Run the command without the cost of a new process; return exit code, stdout and stderr."""
-    from zmdp.clients.gateways.cli import main
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mdp-gateway", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return call
+    made = in_this_process("mdp-gateway", "token", "shop", "--access", path)
+    assert made.returncode == 0
+    assert made.stdout.startswith(b"zmdp_")
+    told = f"added the role shop, which may call every service: edit its `call` in {path}\n"
+    assert made.stderr.decode() == told
+    assert in_this_process("mdp-gateway", "token", "shop", "--access", path).stderr == b""  # no new role
+    again = in_this_process("mdp-gateway", "token", "shpo", "--access", path)
+    assert again.stderr.startswith(b"added the role shpo")
 
 
 def test_loopback():
