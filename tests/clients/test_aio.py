@@ -316,7 +316,8 @@ def test_asyncio_logs_no_errors(endpoint, holding, caplog):
 
 def test_immediate_replies_do_not_starve_other_tasks(endpoint, monkeypatch):
     def wait_and_receive(socket):
-        socket.poll(5_000)
+        """Receive the reply, which is there by then; or nothing, after the last."""
+        socket.poll(100)
         return receive(socket)
 
     async def scenario(client):
