@@ -427,6 +427,20 @@ def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str
 # ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_no_more_begin_than_run_at_a_time() -> None:
+    session = connected(2)
+    session.receive(works(1, 2, 3), 101.0)
+    first = session.begin(101.0)
+    assert first is not None
+    assert session.begin(101.0) is not None
+    assert session.begin(101.0) is None
+    assert session.waiting == 1  # the broker had more credit than there is, but nothing is lost
+    assert session.to_begin == 0
+    session.final(first, [b""], 102.0)
+    assert session.to_begin == 1
+    assert session.begin(102.0) is not None
+
+
 def test_a_duplicate_is_the_same_dispatch() -> None:
     session, (request,) = holding(1)
     session.receive(works(1, 2), 101.0)
