@@ -211,29 +211,6 @@ def user_told(worker: Any, *body: bytes) -> dict[str, Any]:
     return {name: value for name, value in json.loads(options).items() if name in {"user", "admin"}}
 
 
-# ── connect ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_each_role_has_its_maximum_of_connections(start: Start) -> None:
-    guarded = start(shop={**SHOP, "connections": 2}, mall=SHOP)
-    kept = [guarded.connect(Client, "shop").sync() for _ in range(2)]
-    others = [guarded.connect(Client, "mall").sync() for _ in range(4)]
-    third = guarded.connect(Client, "shop")
-    third.request(b"mmi.else", b"")
-    guarded.log.line("ended a connection of role shop, which may have 2")
-    for client in (*kept, *others):
-        client.sync()
-    kept[0].close()
-    # Its socket connects again and again; what it sent is lost with the connection that was ended.
-    eventually(lambda: answers(third))
-
-
-def answers(client: Client) -> bool:
-    """Send a request to the broker itself, and return whether an answer arrives soon."""
-    client.request(b"mmi.else", b"")
-    return bool(client.socket.poll(100))
-
-
 # ── whose something is (C45) ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -53,34 +53,12 @@ def test_aborted_by_a_final_from_a_stranger(bench: Bench, old: bool) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["0.2", "0.1"])
-def test_aborted_by_a_legitimate_disconnect(bench: Bench, old: bool) -> None:
-    # C10, C16
-    worker = bench.old_worker(b"echo") if old else bench.worker(b"echo")
-    worker.disconnect()
-    worker.nothing()
-    serves(bench)
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["0.2", "0.1"])
 def test_aborted_by_a_second_ready(bench: Bench, old: bool) -> None:
     # C14
     worker = bench.old_worker(b"echo") if old else bench.worker(b"echo")
     worker.ready(b"echo")
     worker.disconnected()
     serves(bench)
-
-
-def test_request_lost_when_its_worker_dies(start: Start) -> None:
-    # C17
-    bench = start()
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"echo", b"hello")
-    worker.work(b"hello")
-    worker.close()
-    bench.until(lambda: bench.status(b"echo") == b"404")
-    other = bench.worker(b"echo")
-    other.final(other.work(b"hello"), b"world")
-    client.final(b"echo", b"world")
 
 
 def test_dead_workers_kept_for_ever_and_still_handed_work(start: Start) -> None:

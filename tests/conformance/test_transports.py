@@ -18,22 +18,6 @@ def binds(tmp_path: Path) -> list[str]:
     return ["tcp://127.0.0.1:*", f"ipc://{tmp_path}/b", "inproc://broker", "tcp://127.0.0.1:*"]
 
 
-@pytest.mark.parametrize("at", [0, 1, 2], ids=["tcp", "ipc", "inproc"])
-def test_each_transport(start: Start, binds: list[str], at: int) -> None:
-    # C11
-    bench = start(binds[at])
-    assert len(bench.server.endpoints) == 1
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    worker.partial(address, b"half")
-    worker.final(address, b"world")
-    client.partial(b"echo", b"half")
-    client.final(b"echo", b"world")
-    worker.final(b"7", b"again")
-    worker.disconnected()
-
-
 def test_several_binds_at_once_are_one_broker(start: Start, binds: list[str]) -> None:
     # C11
     bench = start(*binds)

@@ -9,9 +9,9 @@ from support.processes import broker
 
 from zmdp.mdp.wire import CX1, batch
 
-MANY = 20_000
+MANY = 8_000
 CLIENTS = 2
-LIMITS = ("--max-outbox-bytes", "1000000", "--max-queue", "1000000", "--heartbeat", "600")
+LIMITS = ("--max-outbox-bytes", "400000", "--max-queue", "1000000", "--heartbeat", "600")
 """The ERRORs of all requests of a client together are more than waits for slow readers."""
 
 

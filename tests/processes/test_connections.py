@@ -62,21 +62,6 @@ def test_c42_a_broker_without_descriptors_says_so_and_serves_again_when_it_has_s
         assert broker.end() == 0
 
 
-def test_a_broker_has_a_maximum_number_of_connections() -> None:
-    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", MDP_MAX_CONNECTIONS="3") as broker:
-        endpoint = broker.line("tcp://", "stdout")
-        peers = [RawPeer(endpoint) for _ in range(3)]
-        assert all(served(peer) for peer in peers)
-        assert not serves(endpoint)
-        broker.line("ended a new connection from this host: there are 3 already (max-connections)")
-        assert all(served(peer) for peer in peers)
-        peers.pop().close()
-        eventually(lambda: serves(endpoint))
-        for peer in peers:
-            peer.close()
-        assert broker.end() == 0
-
-
 def test_a_handshake_has_an_end() -> None:
     with process("mdp-broker", "--bind", "tcp://127.0.0.1:*") as broker:
         with RawPeer(broker.line("tcp://", "stdout"), handshake=False) as peer:

@@ -6,14 +6,13 @@
 import json
 import signal
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support.access import Folder
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process
 
-from zmdp.clients import Client, RequestRejected, ServiceNotFound
+from zmdp.clients import Client, RequestRejected
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
@@ -101,57 +100,6 @@ def test_a_long_request_is_finished_once_while_its_broker_drains(tmp_path, worke
         assert reply.result() == [b"done"]
         assert draining.wait() == 0
         assert begun.read_text() == "begun\n"
-
-
-# ── a tree ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-LEAVES = ["c", "d", "e", "f"]
-TREE = {
-    "root": [],
-    "left": ["--parent", "root"], "right": ["--parent", "root"],
-    "c": ["--parent", "left"], "d": ["--parent", "left"], "e": ["--parent", "right"], "f": ["--parent", "right"],
-}  # fmt: skip
-
-
-def test_a_tree_of_seven_brokers():
-    with ExitStack() as ends:
-        brokers = Brokers(ends, TREE)
-        clients = {}
-        for name in LEAVES:
-            endpoint = brokers.endpoints[name]
-            ends.enter_context(Worker(f"at.{name}", partial(signed, name.encode()), broker=endpoint, **BEATS))
-            clients[name] = ends.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS, **BEATS))
-        call_all(clients)
-        for inner, how, inside, outside in (
-            ("left", kill, "c", "e"), ("right", drain, "f", "d"), ("root", kill, "d", "e"),
-        ):  # fmt: skip
-            brokers.end(inner, how)
-            cut_off = clients[inside]
-            far = f"at.{outside}"
-            eventually(lambda client=cut_off, name=outside: name not in reached(client))
-            waiting = [cut_off.submit(far, b"waits"), clients[outside].submit(f"at.{inside}", b"waits")]
-            assert cut_off.request(f"at.{inside}", b"x") == [inside.encode(), b"x"]
-            with pytest.raises(ServiceNotFound):
-                cut_off.request(far, b"x", wait=False)
-            assert not any(each.done() for each in waiting)
-            brokers.start(inner)
-            replies = [each.result(TIMEOUT_SECONDS) for each in waiting]
-            assert replies == [[outside.encode(), b"waits"], [inside.encode(), b"waits"]]
-            call_all(clients)
-
-
-def signed(name, request):
-    """Reply with the name of the broker at which the worker is, and the request."""
-    return [name, *request]
-
-
-def call_all(clients):
-    """Call every service from every leaf."""
-    calls = [
-        (at, caller, client.submit(f"at.{at}", caller.encode())) for caller, client in clients.items() for at in LEAVES
-    ]
-    for at, caller, reply in calls:
-        assert reply.result(TIMEOUT_SECONDS) == [at.encode(), caller.encode()]
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.processes import TIMEOUT_SECONDS, alive, broker, eventually, process
 
-from zmdp.clients import AsyncClient, Client, RetryLater, WorkerLost
+from zmdp.clients import AsyncClient, Client, WorkerLost
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parent
@@ -120,29 +120,6 @@ def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
             frozen.send_signal(signal.SIGCONT)
             assert client.request("echo", b"x") == [b"x"]
             assert "is gone: silent" not in frozen.stderr
-
-
-def test_the_broker_drains(tmp_path, pool):
-    held = tmp_path / "held"
-    with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as at_work:
-        with (
-            Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
-            Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as late,
-        ):
-            eventually(lambda: workers_of(client, b"slow"))
-            reply = pool.submit(client.request, "slow", str(held).encode())
-            eventually(held.exists)
-            server.send_signal(signal.SIGTERM)
-            server.line("draining: no new requests; 1 running")
-            with pytest.raises(RetryLater, match="draining") as told:
-                late.request("slow", b"too late")
-            assert told.value.code == 503
-            with Client(endpoint, timeout=0.3, retries=0, protocol="0.2") as old, pytest.raises(TimeoutError):
-                old.request("slow", b"too late")  # 0.2 has no ERROR
-            held.unlink()
-            assert reply.result() == [b"%d" % at_work.pid]
-            assert server.wait() == 0
-            at_work.line("the broker sent DISCONNECT")
 
 
 def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):

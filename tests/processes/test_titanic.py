@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from support.postgres import cluster as new_cluster
 from support.privileges import bound_by_permissions
-from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
+from support.processes import TIMEOUT_SECONDS, eventually, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
@@ -564,38 +564,6 @@ def test_a_second_signal_exits_immediately_and_loses_nothing(port, logged):
         gate.set()
         with serve(at, db):
             assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"body"]
-
-
-@contextmanager
-def broker_at(at):
-    with broker("--heartbeat", "0.2", "--liveness", "50", bind=at) as (running, _):
-        yield running
-
-
-def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(tmp_path, pool):
-    at = free_endpoint()
-    db = tmp_path / "titanic.db"
-    with ExitStack() as stack:
-        first = stack.enter_context(broker_at(at))
-        stack.enter_context(serve(at, db))
-        client, other = (stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS)) for _ in range(2))
-        eventually(lambda: other.available("titanic.request"))
-        lock = stack.enter_context(closing(sqlite3.connect(db, isolation_level=None)))
-        lock.execute("BEGIN IMMEDIATE")  # Titanic cannot store the request, and so does not answer
-        submitted = pool.submit(Titanic(client).submit, "nobody", b"body")
-        eventually(lambda: handled(other, "titanic.request"))
-        first.kill()
-        stack.enter_context(broker_at(at))
-        eventually(lambda: handled(other, "titanic.request"))  # the client has sent the request again
-        lock.execute("ROLLBACK")
-        ticket = submitted.result(TIMEOUT_SECONDS)
-        (stored,) = [json.loads(line) for line in done(run("titanic", "ls", "--json", TITANIC_DB=str(db))).splitlines()]
-        assert stored["uuid"] == ticket.uuid
-
-
-def handled(client, service):
-    """Return how many requests the workers of a service are handling."""
-    return sum(each["busy"] for each in json.loads(client.request("mmi.workers", service.encode())[0])["workers"])
 
 
 def test_settings_of_serve(port):
