@@ -54,11 +54,6 @@ def test_mmi_service_reports_whether_a_service_has_workers(broker, name, status)
     assert ask(broker, b"mmi.service", name) == status
 
 
-def test_a_service_whose_workers_are_all_busy_is_available(broker):  # C26
-    turns.receive(broker, [b"c", b"MDPC02", b"\x01", b"sum", b"x"], now=4)
-    assert ask(broker, b"mmi.service", b"sum") == b"200"
-
-
 @pytest.mark.parametrize("name", [b"mmi.", b"mmi.unknown", b"mmi.service2", b"mmi.SERVICE", "mmi.größe".encode()])
 def test_any_other_mmi_is_not_implemented(broker, name):  # C26
     assert ask(broker, name, b"echo") == b"501"
@@ -264,21 +259,6 @@ def test_what_other_brokers_offer_is_listed():
     }
 
 
-def test_a_service_that_no_broker_offers_any_longer_is_unavailable():
-    pair = Pair()
-    pair.receive("b", ready(), now=1)
-    pair.receive("b", leave(), now=2)
-    assert ask(pair.a, b"mmi.service", b"echo") == b"404"
-    assert ask(pair.a, b"mmi.services", b"") == {"services": [], "more": 0}
-
-
-def test_the_names_of_brokers_are_no_services():
-    pair = Pair()
-    pair.receive("a", request(broker="b"), now=1)
-    assert ask(pair.a, b"mmi.service", b"mmi.broker.b") == b"404"
-    assert ask(pair.a, b"mmi.services", b"mmi.broker.b") == {"services": [], "more": 0}
-
-
 def link(**values):
     """Return a row of `mmi.brokers`."""
     return {
@@ -310,10 +290,6 @@ def test_a_link_that_is_down_says_why():
     turns.link_failed(pair.a, pair.link, "nothing is listening there", 4)
     row = link(broker="b", endpoint="tcp://b", state="down", trouble="nothing is listening there", up_seconds=0)
     assert ask(pair.a, b"mmi.brokers", b"") == {"name": "a", "links": [row], "brokers": [], "more": 0}
-
-
-def test_a_broker_without_links():
-    assert ask(Broker(now=0), b"mmi.brokers", b"") == {"name": "broker", "links": [], "brokers": [], "more": 0}
 
 
 @pytest.mark.parametrize(("mmi", "code"), [("none", 403), ("service", 403), ("all", None)])

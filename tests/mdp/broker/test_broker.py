@@ -15,7 +15,6 @@ from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.events import WorkerForgotten
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.limits import Limits
 
@@ -45,10 +44,6 @@ def work(worker=b"w", address=1, body=b"x"):
     return [worker, b"MDPW02", b"\x02", b"%d" % address, b"", body]
 
 
-def part(client=b"c", body=b"x", service=b"echo"):
-    return [client, b"MDPC02", b"\x02", service, body]
-
-
 def answer(client=b"c", body=b"x", service=b"echo"):
     return [client, b"MDPC02", b"\x03", service, body]
 
@@ -59,11 +54,6 @@ def heartbeat(worker=b"w"):
 
 def disconnect(worker=b"w"):
     return [worker, b"MDPW02", b"\x06"]
-
-
-CLIENT = CLIENT_OVERHEAD
-"""Bytes charged for a client, and for a request of four bytes."""
-SIZE = REQUEST_OVERHEAD + FRAME_OVERHEAD + len(b"1234")
 
 
 def new_broker(**limits):
@@ -96,39 +86,7 @@ def books(broker):
     return list(directory.services), list(directory.workers), registry.queued, registry.running
 
 
-# ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_goes_to_a_worker_and_its_reply_to_the_client():  # C3, C7
-    broker = broker_with(b"w")
-    assert turns.receive(broker, request(), now=0) == [work()]
-    assert turns.receive(broker, final(body=b"reply"), now=0) == [answer(body=b"reply")]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
-
-
-def test_ready_is_not_answered():  # C7
-    broker = new_broker()
-    assert turns.receive(broker, ready(), now=0) == []
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
-
-
-def test_a_reply_is_labelled_with_the_service_of_its_request():
-    broker = broker_with(b"w")
-    turns.receive(broker, ready(b"v", b"sum"), now=0)
-    assert feed(broker, request(b"c"), request(b"c", service=b"sum")) == [work(b"w"), work(b"v", 2)]
-    assert turns.receive(broker, partial(b"v", 2), now=0) == [part(service=b"sum")]
-    assert turns.receive(broker, final(b"w"), now=0) == [answer(service=b"echo")]
-    assert turns.receive(broker, request(b"d"), now=0) == [work(b"w", 3)]
-
-
 # ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_every_dispatch_has_its_own_address():  # C32
-    broker = broker_with(b"w1", b"w2")
-    sent = feed(broker, request(), request(), final(b"w1", 1), request(), final(b"w2", 2), request(), disconnect(b"w1"))
-    sent += feed(broker, final(b"w2", 4))
-    assert [int(message[3]) for message in sent if message[1:3] == [b"MDPW02", b"\x02"]] == [1, 2, 3, 4, 5]
 
 
 def test_addresses_start_at_random():  # C32
@@ -139,33 +97,6 @@ def test_addresses_start_at_random():  # C32
         assert address.isdigit()
         addresses.add(address)
     assert len(addresses) == 3
-
-
-@pytest.mark.parametrize("reply", [final, partial])
-def test_a_duplicated_reply_is_dropped(reply):  # C32: seen: the next request got the wrong reply
-    broker = broker_with(b"w")
-    feed(broker, request(b"c"), final(), request(b"d"))
-    assert turns.receive(broker, reply(body=b"again"), now=0) == []
-    assert turns.receive(broker, final(address=2, body=b"right"), now=0) == [answer(b"d", b"right")]
-    assert broker.stats.late == 1
-
-
-def test_a_reply_to_a_dispatch_of_another_worker_is_dropped():  # C32
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"c"), request(b"d"))
-    assert turns.receive(broker, final(b"w1", 2), now=0) == []
-    assert broker.stats.late == 1
-    assert feed(broker, final(b"w1", 1), final(b"w2", 2)) == [answer(b"c"), answer(b"d")]
-
-
-@pytest.mark.parametrize("address", [b"0", b"3", b"%d" % (1 << 60)])
-@pytest.mark.parametrize(("requests", "reason"), [(0, Refusal.NO_REQUEST), (1, Refusal.WRONG_CLIENT)])
-def test_a_reply_to_an_address_that_never_was_is_refused(address, requests, reason):  # C14, C18
-    broker = broker_with(b"w", b"v")
-    feed(broker, *[request()] * 2, final(b"v", 2), *[final(b"w", 1)] * (1 - requests))
-    sent = turns.receive(broker, [b"w", b"MDPW02", b"\x04", address, b"", b"x"], now=0)
-    assert sent == [disconnect(), *[work(b"v", 3)] * requests]
-    assert broker.stats.disconnected == {reason: 1}
 
 
 @pytest.mark.parametrize("address", [b"01", b"-1", b"undefined", b"\xff"])
@@ -197,18 +128,14 @@ CLIENTS = {  # route, REQUEST and FINAL
 
 
 def legacy(final):
-    """READY, REQUEST, FINAL, HEARTBEAT and DISCONNECT of 0.2 or 0.1 after the header."""
-    return [
-        [b"\x01", b"echo"], [b"\x02", b"1", b"", b"x", b"y"], [bytes([final]), b"1", b"", b"z"], [bytes([final + 1])],
-        [bytes([final + 2])],
-    ]  # fmt: skip
+    """READY, REQUEST and FINAL of 0.2 or 0.1 after the header."""
+    return [[b"\x01", b"echo"], [b"\x02", b"1", b"", b"x", b"y"], [bytes([final]), b"1", b"", b"z"]]
 
 
 def x1():
     """The same of X1."""
     work = struct.pack(">IBH", 0, 1, 0) + body_of(b"x", b"y")
-    records = ready_of(b"echo", 1), record(2, 1, work), record(4, 1, body_of(b"z")), b"", record(6, 0)
-    return [[b"\x09", each] if each else [] for each in records]
+    return [[b"\x09", each] for each in (ready_of(b"echo", 1), record(2, 1, work), record(4, 1, body_of(b"z")))]
 
 
 WORKERS = {  # route and header, and those
@@ -226,34 +153,13 @@ WORKERS = {  # route and header, and those
 @pytest.mark.parametrize(("head", "commands"), WORKERS.values(), ids=WORKERS)
 def test_any_client_reaches_any_worker(route, asked, answered, head, commands):  # C22, C24
     broker = new_broker()
-    ready, work, final, _, _ = ([*head, *command] for command in commands)
+    ready, work, final = ([*head, *command] for command in commands)
     assert turns.receive(broker, ready, now=0) == []
     assert turns.receive(broker, [*route, *asked], now=0) == [work]
     assert turns.receive(broker, final, now=0) == [[*route, *answered]]
 
 
-@pytest.mark.parametrize(("head", "commands"), WORKERS.values(), ids=WORKERS)
-def test_a_worker_is_spoken_to_in_its_dialect_behind_its_envelope(head, commands):  # C22, C24
-    broker = new_broker(heartbeat=1)
-    ready, _, _, beat, leave = ([*head, *command] for command in commands)
-    turns.receive(broker, ready, now=0)
-    assert turns.tick(broker, 1.1) == [beat]
-    assert turns.receive(broker, beat, now=1.2) == []
-    assert turns.receive(broker, ready, now=1.2) == [leave]
-    assert turns.receive(broker, ready, now=1.3) == []
-    # X1: the broker answers once the worker holds nothing
-    assert turns.receive(broker, leave, now=1.4) == [leave] * (head[-1] == b"MDPWX1")
-    assert books(broker) == ([], [], 0, 0)
-
-
 OLD_REQUEST = [b"c", b"", b"MDPC01", b"echo", b"x"]
-
-
-def test_a_01_client_gets_one_reply():  # C24
-    broker = broker_with(b"w")
-    assert turns.receive(broker, OLD_REQUEST, now=0) == [work()]
-    assert feed(broker, [*partial(body=b"1"), b"2"], partial(body=b"3")) == []
-    assert turns.receive(broker, final(body=b"4"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3", b"4"]]
 
 
 @pytest.mark.parametrize(
@@ -289,73 +195,7 @@ def test_what_is_collected_for_a_client_leaves_memory_for_others():  # C24, C40
     assert broker.registry.request_bytes == 0
 
 
-def test_a_01_request_goes_to_another_worker_as_long_as_nothing_reached_its_client():  # C17, C24
-    broker = broker_with(b"w1", b"w2")
-    turns.receive(broker, OLD_REQUEST, now=0)
-    turns.receive(broker, partial(b"w1", body=b"lost"), now=0)
-    assert turns.receive(broker, disconnect(b"w1"), now=0) == [work(b"w2", 2)]
-    assert turns.receive(broker, final(b"w2", 2, b"whole"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"whole"]]
-
-
-# ── expiry ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_that_waited_too_long_is_dropped():  # C12
-    broker = new_broker(expiry=10)
-    feed(broker, request(b"c"), now=1)
-    feed(broker, request(b"d"), now=2)
-    assert turns.tick(broker, 10.9) == []
-    assert broker.stats.dropped == {}
-    assert turns.tick(broker, 11.1) == []
-    assert broker.stats.dropped == {Drop.EXPIRED: 1}
-    assert turns.receive(broker, ready(), now=11.2) == [work()]
-
-
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_without_workers_and_requests_there_is_no_deadline():
-    assert new_broker().deadline() is None
-
-
-@pytest.mark.parametrize(
-    ("messages", "deadline"),
-    [([ready()], 2.625), ([request()], 8.008), ([ready(), request(service=b"sum")], 2.625)],
-    ids=["worker", "request", "both"],
-)
-def test_the_deadline_is_the_next_heartbeat_or_expiry(messages, deadline):
-    broker = new_broker(heartbeat=2.5, expiry=8)
-    feed(broker, *messages)
-    assert broker.deadline() == pytest.approx(deadline)
-
-
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_a_worker_gets_heartbeats_busy_or_not(busy):  # C13
-    broker = broker_with(b"w", heartbeat=1)
-    feed(broker, *[request()] * busy)
-    assert turns.tick(broker, 0.99) == []
-    assert turns.tick(broker, 1.06) == [heartbeat()]
-    assert turns.tick(broker, 2.05) == []
-    assert turns.tick(broker, 2.12) == [heartbeat()]
-
-
-def test_no_heartbeat_to_a_worker_that_was_sent_a_request():  # C13
-    broker = broker_with(b"w", heartbeat=1)
-    turns.receive(broker, request(), now=0.9)
-    assert turns.tick(broker, 1.8) == []
-    assert turns.tick(broker, 1.96) == [heartbeat()]
-
-
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_a_silent_worker_is_dead_busy_or_not(busy):  # C13
-    broker = broker_with(b"w", heartbeat=1, liveness=3)
-    feed(broker, *[request()] * busy)
-    turns.tick(broker, 1.1)
-    turns.tick(broker, 2.2)
-    assert books(broker) == ([b"echo"], [b"w"], 0, busy)
-    assert turns.tick(broker, 3.06) == []
-    assert books(broker) == ([b"echo"] * busy, [], busy, 0)
-    assert broker.stats.lost == {Loss.SILENT: 1}
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
@@ -402,25 +242,6 @@ def test_an_idle_worker_has_no_grace(protocol):  # C34
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
-def test_a_grace_shorter_than_the_liveness_shortens_nothing():  # C34
-    broker = broker_with(b"w", heartbeat=1, liveness=5, busy_grace=1)
-    feed(broker, request())
-    turns.tick(broker, 4.9)
-    assert list(broker.directory.workers) == [b"w"]
-
-
-@pytest.mark.parametrize("sign", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
-def test_any_command_is_a_sign_of_life(sign):  # C13
-    broker = broker_with(b"w", heartbeat=1, liveness=3)
-    turns.receive(broker, request(), now=0)
-    turns.receive(broker, sign, now=2)
-    turns.tick(broker, 2)
-    turns.tick(broker, 4.9)
-    assert list(broker.directory.workers) == [b"w"]
-    turns.tick(broker, 5.06)
-    assert list(broker.directory.workers) == []
-
-
 @pytest.mark.parametrize(
     "message", [[b"w", b"MDPW02", b"\x09"], request(b"w"), heartbeat(b"v")], ids=["garbage", "request", "another's"]
 )
@@ -429,14 +250,6 @@ def test_other_messages_are_no_sign_of_life(message):  # C13, C15
     turns.receive(broker, message, now=2)
     turns.tick(broker, 3.06)
     assert list(broker.directory.workers) == []
-
-
-def test_all_dead_workers_go_at_once_and_the_living_stay():
-    # the purge of the published brokers stops at the first live worker
-    broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
-    feed(broker, heartbeat(b"w1"), heartbeat(b"w3"), now=2)
-    assert turns.tick(broker, 3.1) == [heartbeat(b"w1"), heartbeat(b"w3")]
-    assert list(broker.directory.workers) == [b"w1", b"w3"]
 
 
 def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
@@ -448,65 +261,7 @@ def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
     assert turns.receive(broker, ready(b"w5"), now=100) == [work(b"w5", 2)]
 
 
-def test_the_silence_of_a_worker_overdue_when_it_got_the_request_does_not_count():  # C17
-    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=5, max_attempts=1)
-    turns.receive(broker, heartbeat(b"w1"), now=3.6)
-    assert turns.receive(broker, request(), now=3.6) == [work(b"w1")]
-    assert turns.receive(broker, final(b"w1"), now=3.6) == [answer()]
-    assert turns.receive(broker, request(), now=3.6) == [work(b"w2", 2)]
-    assert turns.tick(broker, 5.1) == [heartbeat(b"w1"), work(b"w1", 3)]
-    assert broker.stats.dropped == {}
-    assert turns.receive(broker, disconnect(b"w1"), now=5.1) == []  # it was alive: this counts
-    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
-
-
-def test_a_worker_not_yet_overdue_when_it_got_the_request_counts():  # C17
-    broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=5, max_attempts=1)
-    assert turns.receive(broker, request(), now=3.5) == [work(b"w1")]
-    turns.receive(broker, heartbeat(b"w2"), now=5)
-    assert turns.tick(broker, 5.1) == [heartbeat(b"w2")]
-    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
-
-
 # ── valid but unexpected ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("message", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
-def test_a_stranger_is_disconnected(message):  # C14
-    broker = new_broker()
-    assert turns.receive(broker, message, now=0) == [disconnect()]
-    assert books(broker) == ([], [], 0, 0)
-    assert broker.stats.disconnected == {Refusal.NOT_REGISTERED: 1}
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (ready(), Refusal.SECOND_READY),
-        (ready(service=b"sum"), Refusal.SECOND_READY),
-        (partial(address=7), Refusal.NO_REQUEST),
-        (final(address=7), Refusal.NO_REQUEST),
-        ([b"w", b"MDPW01", b"\x04"], Refusal.WRONG_DIALECT),
-    ],
-    ids=["READY", "READY for another service", "PARTIAL", "FINAL", "another dialect"],
-)
-def test_a_worker_that_says_what_it_may_not_is_disconnected_and_forgotten(message, reason):  # C14
-    broker = broker_with(b"w")
-    *_, (identity, header, code) = turns.receive(broker, message, now=0)
-    assert (identity, header) == (b"w", message[1])
-    assert code == (b"\x06" if header == b"MDPW02" else b"\x05")
-    assert books(broker) == ([], [], 0, 0)
-    assert broker.stats.disconnected == {reason: 1}
-    assert turns.receive(broker, request(), now=0) == []
-
-
-def test_a_late_final_of_a_dead_worker_is_dropped():  # C18
-    broker = broker_with(b"w1", heartbeat=1, liveness=3)
-    turns.receive(broker, request(), now=0)
-    turns.tick(broker, 4)
-    assert turns.receive(broker, ready(b"w2"), now=4) == [work(b"w2", 2)]
-    assert turns.receive(broker, final(b"w1", 1, b"late"), now=4) == [disconnect(b"w1")]
-    assert turns.receive(broker, final(b"w2", 2, b"right"), now=4) == [answer(body=b"right")]
 
 
 def test_a_late_final_of_a_worker_that_came_back_is_dropped():  # C18, C32
@@ -547,83 +302,7 @@ def test_an_invalid_message_is_counted_and_nothing_else(message, reason):  # C15
     assert turns.receive(broker, final(), now=0) == [answer(b"d")]
 
 
-# ── DISCONNECT from a worker ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_worker_may_disconnect_before_ready():  # C10
-    broker = new_broker()
-    assert turns.receive(broker, disconnect(), now=0) == []
-    assert broker.stats.disconnected == {}
-    assert turns.receive(broker, ready(), now=0) == []
-    assert list(broker.directory.workers) == [b"w"]
-
-
-def test_nothing_is_sent_to_a_worker_after_its_disconnect():  # C16
-    broker = broker_with(b"w", heartbeat=1)
-    assert turns.receive(broker, disconnect(), now=0) == []
-    assert books(broker) == ([], [], 0, 0)
-    assert broker.deadline() is None
-    assert turns.receive(broker, request(), now=0) == []
-    assert turns.tick(broker, 10) == []
-    assert turns.receive(broker, disconnect(), now=10) == []
-
-
 # ── requests of workers that are lost ────────────────────────────────────────────────────────────────────────────────
-
-
-def fall_silent(broker):
-    turns.receive(broker, heartbeat(b"w2"), now=4.9)
-    assert turns.tick(broker, 4.9) == [heartbeat(b"w1"), heartbeat(b"w2")]
-    return turns.tick(broker, 5.1)
-
-
-LOSSES = {  # w1 is lost; what the broker sends because of it, and what it says to w1
-    "silent": (fall_silent, []),
-    "DISCONNECT": (lambda broker: turns.receive(broker, disconnect(b"w1"), now=0), []),
-    "second READY": (lambda broker: turns.receive(broker, ready(b"w1"), now=0), [disconnect(b"w1")]),
-    "wrong reply": (lambda broker: turns.receive(broker, final(b"w1", 999), now=0), [disconnect(b"w1")]),
-    "unreachable": (lambda broker: turns.unreachable(broker, b"w1", broker.turn, now=0), []),
-    "gone": (lambda broker: turns.gone(broker, b"w1", now=0), []),
-}
-each_loss = pytest.mark.parametrize(("lose", "told"), LOSSES.values(), ids=LOSSES)
-
-
-@each_loss
-def test_a_lost_workers_request_goes_to_an_idle_worker_at_once(lose, told):  # C17
-    broker = broker_with(b"w1", b"w2")
-    turns.receive(broker, request(), now=0)
-    assert lose(broker) == [*told, work(b"w2", 2)]
-    assert books(broker) == ([b"echo"], [b"w2"], 0, 1)
-    assert broker.stats.redispatched == 1
-
-
-@each_loss
-def test_a_lost_workers_request_goes_before_all_that_wait(lose, told):  # C17
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"c", b"1"), request(b"d", b"2"), request(b"e", b"3"), request(b"c", b"4"))
-    assert lose(broker) == told
-    assert turns.receive(broker, final(b"w2", 2), now=5.1) == [answer(b"d"), work(b"w2", 3, b"1")]
-
-
-@each_loss
-def test_a_request_whose_partial_reached_the_client_is_not_repeated(lose, told):  # C17
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(), partial(b"w1"))
-    assert lose(broker) == told
-    assert books(broker) == ([b"echo"], [b"w2"], 0, 0)
-    assert broker.stats.dropped == {Drop.LOST_AFTER_PARTIAL: 1}
-
-
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_request_is_given_to_so_many_workers(attempts):  # C17
-    broker = broker_with(max_attempts=attempts)
-    turns.receive(broker, request(), now=0)
-    for number in range(attempts):
-        worker = b"w%d" % number
-        assert turns.receive(broker, ready(worker), now=0) == [work(worker, number + 1)]
-        assert turns.receive(broker, disconnect(worker), now=0) == []
-    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
-    assert books(broker) == ([], [], 0, 0)
 
 
 @pytest.mark.parametrize("envelope", [[], [b"hop", b""], [b"1", b"2", b"3", b"4", b"5", b"6", b""]], ids=len)
@@ -638,7 +317,6 @@ def test_what_did_not_reach_a_connection_is_told_by_its_turn(envelope, later, lo
 
 
 # ── replies over the limits ──────────────────────────────────────────────────────────────────────────────────────────
-
 
 OVERSIZED = {b"MDPW02": b"\x04", b"MDPW01": b"\x03"}
 
@@ -692,117 +370,7 @@ def test_what_else_is_over_the_limits_changes_nothing(message):  # C15
     assert (books(broker), broker.stats.dropped) == (before, {})
 
 
-# ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("notice", ["unreachable", "gone"])
-def test_what_a_gone_client_waits_for_is_dropped(notice):
-    broker = new_broker()
-    feed(broker, request(b"c"), request(b"d"), request(b"c"), request(b"c", service=b"sum"))
-    if notice == "gone":
-        assert turns.gone(broker, b"c", now=0) == []
-    else:
-        assert turns.unreachable(broker, b"c", broker.turn - 1, now=0) == []
-    assert books(broker) == ([b"echo"], [], 1, 0)
-    assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
-    assert feed(broker, ready(b"w"), ready(b"v", b"sum")) == [work()]
-
-
-def test_a_worker_may_finish_for_a_gone_client():
-    broker = broker_with(b"w")
-    feed(broker, request(b"c"), request(b"d"))
-    assert turns.gone(broker, b"c", now=0) == []
-    assert turns.receive(broker, partial(), now=0) == []
-    assert turns.receive(broker, final(), now=0) == [work(address=2)]
-    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
-
-
-def test_a_gone_clients_request_is_not_repeated():  # C17
-    broker = broker_with(b"w1", b"w2")
-    turns.receive(broker, request(), now=0)
-    turns.gone(broker, b"c", now=0)
-    assert turns.receive(broker, disconnect(b"w1"), now=0) == []
-    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
-
-
-def test_a_peer_nobody_knows_may_be_gone():
-    broker = broker_with(b"w")
-    assert turns.gone(broker, b"?", now=0) == []
-    assert turns.unreachable(broker, b"?", broker.turn - 1, now=0) == []
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
-
-
-@pytest.mark.parametrize("others", [[], [b"v"]], ids=["alone", "with another worker"])
-def test_a_gone_worker_that_was_its_own_client_leaves_nothing(others):
-    broker = broker_with(b"w", *others)
-    turns.receive(broker, request(b"w"), now=0)
-    turns.gone(broker, b"w", now=0)
-    assert (broker.registry.queued, list(broker.directory.workers)) == (0, others)
-    assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
-
-
-# ── MMI ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_broker_answers_mmi_itself():  # C25, C26
-    broker = broker_with(b"w")
-    assert turns.receive(broker, request(body=b"echo", service=b"mmi.service"), now=0) == [
-        answer(body=b"200", service=b"mmi.service")
-    ]
-    assert turns.receive(broker, request(body=b"sum", service=b"mmi.service"), now=0) == [
-        answer(body=b"404", service=b"mmi.service")
-    ]
-    unknown = b"mmi.what"
-    assert turns.receive(broker, request(service=unknown), now=0) == [answer(body=b"501", service=unknown)]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0)
-    assert broker.stats.mmi == 3
-
-
-def test_mmi_is_answered_in_the_clients_dialect_behind_its_envelope():  # C22, C24, C26
-    broker = broker_with(b"w")
-    assert turns.receive(broker, [b"c", b"", b"MDPC01", b"mmi.service", b"echo"], now=0) == [
-        [b"c", b"", b"MDPC01", b"mmi.service", b"200"]
-    ]
-    assert turns.receive(broker, [b"c", b"hop", b"", b"MDPC02", b"\x01", b"mmi.service", b"echo"], now=0) == [
-        [b"c", b"hop", b"", b"MDPC02", b"\x03", b"mmi.service", b"200"]
-    ]
-
-
-@pytest.mark.parametrize("service", [b"mmi.service", b"mmi.", b"mmi.mine"])
-def test_no_worker_may_register_mmi(service):  # C25
-    broker = new_broker()
-    assert turns.receive(broker, ready(service=service), now=0) == [disconnect()]
-    assert books(broker) == ([], [], 0, 0)
-    assert broker.stats.disconnected == {Refusal.RESERVED_NAME: 1}
-
-
-@pytest.mark.parametrize("service", [b"mmi", b"xmmi.service", b"my.mmi.service", b"MMI.service", b"mmix"])
-def test_only_names_that_begin_with_mmi_are_the_brokers(service):  # C25
-    broker = new_broker()
-    assert turns.receive(broker, ready(service=service), now=0) == []
-    assert turns.receive(broker, request(service=service), now=0) == [work()]
-
-
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_bytes_that_wait_are_bounded():
-    broker = broker_with(b"w", max_request_bytes=2 * (CLIENT + 3 * SIZE) - 1)
-    feed(broker, *[request(body=b"1234")] * 3)
-    assert broker.registry.request_bytes == CLIENT + 3 * SIZE
-    feed(broker, request(), request(service=b"sum"))
-    assert broker.stats.dropped == {Drop.MEMORY_FULL: 2}
-    assert books(broker) == ([b"echo"], [b"w"], 2, 1)
-
-
-def test_a_request_that_a_worker_holds_takes_memory_too():  # C40
-    broker = broker_with(b"w1", b"w2", max_request_bytes=2 * (CLIENT + SIZE))
-    assert turns.receive(broker, request(body=b"1234"), now=0) == [work(b"w1", body=b"1234")]
-    assert turns.receive(broker, request(body=b"1234"), now=0) == []
-    assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
-    turns.receive(broker, final(b"w1"), now=0)
-    assert broker.registry.request_bytes == 0
-    assert turns.receive(broker, request(body=b"1234"), now=0) == [work(b"w2", 2, body=b"1234")]
 
 
 def test_a_client_leaves_memory_for_others():  # C40
@@ -829,23 +397,6 @@ def test_many_small_frames_are_charged_for_what_they_take():  # C40
     feed(broker, *[[b"c", b"MDPC02", b"\x01", b"echo", *frames]] * 20)
     assert broker.registry.queued < 20
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 20 - broker.registry.queued}
-
-
-def test_a_request_that_came_back_is_kept_whatever_waits():  # C17
-    broker = broker_with(b"w1", max_queue=1)
-    feed(broker, request(body=b"1"), request(body=b"2"), disconnect(b"w1"))
-    assert broker.registry.queued == 2
-    assert turns.receive(broker, ready(b"w2"), now=0) == [work(b"w2", 2, b"1")]
-
-
-def test_services_are_bounded():
-    broker = broker_with(b"w", max_services=2)
-    feed(broker, request(service=b"s1"), *[request(service=b"random%d" % n) for n in range(3)])
-    assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 3}
-    assert turns.receive(broker, ready(b"v", b"s1"), now=0) == [work(b"v")]
-    assert turns.receive(broker, ready(b"u", b"s2"), now=0) == [disconnect(b"u")]
-    assert broker.stats.disconnected == {Refusal.TOO_MANY_SERVICES: 1}
-    assert books(broker) == ([b"echo", b"s1"], [b"w", b"v"], 0, 1)
 
 
 def test_a_worker_displaces_a_service_that_only_has_requests():  # C41
@@ -875,35 +426,10 @@ def test_workers_are_bounded():
 # ── turns of many messages ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_worker_that_becomes_free_in_a_turn_takes_the_next_request_of_that_turn():
-    broker = broker_with(b"w")
-    feed(broker, request(b"c"))
-    assert turn(broker, request(b"d"), final(), request(b"e")) == [answer(b"c"), work(address=2)]
-
-
-@pytest.mark.parametrize(
-    "last", [disconnect(b"w1"), ready(b"w1"), final(b"w1", 999)], ids=["DISCONNECT", "READY", "FINAL"]
-)
-def test_what_came_back_goes_before_what_arrived_in_the_turn(last):  # C17
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"c", b"old"))
-    sent = turn(broker, request(b"d", b"1"), request(b"e", b"2"), last)
-    assert [message for message in sent if message[0] != b"w1"] == [work(b"w2", 2, b"old")]
-    assert feed(broker, final(b"w2", 2)) == [answer(b"c"), work(b"w2", 3, b"1")]
-
-
 def test_a_worker_that_leaves_in_the_turn_gets_nothing_of_it():  # C16
     broker = broker_with(b"w1", b"w2")
     assert turn(broker, request(b"c"), request(b"d"), disconnect(b"w1")) == [work(b"w2")]
     assert broker.registry.queued == 1
-
-
-def test_what_arrived_in_the_turn_is_bounded_by_the_queue_and_the_credit():
-    broker = broker_with(b"w1", b"w2", max_queue=2)
-    sent = turn(broker, *[request(body=b"%d" % n) for n in range(6)])
-    assert sent == [work(b"w1", 1, b"0"), work(b"w2", 2, b"1")]
-    assert broker.registry.queued == 2
-    assert broker.stats.dropped == {Drop.QUEUE_FULL: 2}
 
 
 def test_a_client_that_is_gone_takes_along_what_it_sent_in_the_turn():
@@ -912,12 +438,6 @@ def test_a_client_that_is_gone_takes_along_what_it_sent_in_the_turn():
     assert turns.gone(broker, b"c", 0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
-
-
-def test_what_arrived_before_the_end_of_the_turn_is_told_by_mmi():  # C26
-    broker = broker_with(b"w")
-    sent = turn(broker, request(), request(service=b"mmi.service", body=b"echo"))
-    assert sent == [answer(service=b"mmi.service", body=b"200"), work()]
 
 
 def test_nothing_of_a_turn_goes_to_a_peer_that_takes_a_routing_id_in_it():  # C39
@@ -940,24 +460,7 @@ def test_what_waits_for_a_worker_is_to_be_discarded_when_it_is_forgotten(end):  
     assert broker.take_events() == []
 
 
-def test_turns_are_counted():
-    broker = new_broker()
-    for number in range(3):
-        broker.receive(ready(), 0)
-        broker.tick(0)
-        broker.gone(b"?", 0)
-        assert broker.turn == number
-        broker.take_messages()
-
-
 # ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_probe_is_a_heartbeat_to_a_worker():
-    broker = broker_with(b"w", heartbeat=1)
-    assert turns.probe(broker, b"w", now=0.5) == [heartbeat()]
-    assert turns.tick(broker, 1.06) == []  # it was sent one in this interval
-    assert turns.tick(broker, 1.56) == [heartbeat()]
 
 
 def test_nothing_can_be_sent_to_a_client_of_mdp_that_waits_or_to_nobody():
@@ -980,28 +483,6 @@ def test_a_draining_broker_finishes_what_it_took():
     assert not broker.drained
     assert turns.receive(broker, final(address=2), now=0) == [answer(b"d"), disconnect()]
     assert broker.drained
-
-
-def test_a_draining_broker_sends_idle_workers_and_new_ones_away():  # C9
-    broker = broker_with(b"w1", b"w2")
-    old = [b"old", b"", b"MDPW01", b"\x01", b"sum"]
-    feed(broker, old, request(b"c"))
-    told = [b"old", b"", b"MDPW01", b"\x05"]
-    assert turns.drain(broker, 0) == [disconnect(b"w2"), told]
-    assert feed(broker, ready(b"w3"), old) == []  # they would reconnect at once, again and again
-    assert turns.receive(broker, final(b"w1"), now=1) == [answer(b"c"), disconnect(b"w1")]
-    assert turns.tick(broker, 0.9) == []
-    assert turns.tick(broker, 1.1) == [disconnect(b"w3"), told]
-    assert books(broker) == ([], [], 0, 0)
-
-
-def test_a_draining_broker_answers_mmi():  # C25
-    broker = broker_with(b"w")
-    turns.receive(broker, request(), now=0)
-    turns.drain(broker, 0)
-    assert turns.receive(broker, request(body=b"echo", service=b"mmi.service"), now=0) == [
-        answer(body=b"200", service=b"mmi.service")
-    ]
 
 
 # ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,16 +20,11 @@ from support.x1_messages import (
     feed,
     final,
     heartbeat,
-    leave,
     packed,
-    part,
     partial,
     ready,
-    release,
     request,
-    together,
     told,
-    turn,
     withdraw,
     work,
 )
@@ -38,7 +33,6 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
-from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.broker.registry import REMEMBERED
@@ -51,7 +45,6 @@ OLD_FINAL = {
     "0.1": [b"w", b"", b"MDPW01", b"\x03", b"1", b"", b"x"],
 }
 
-FREE = "its time passed before a worker was free for it: 1 offer it"
 BUSY = "its time passed before a worker was free for it: 1 offer it, all busy"
 NOBODY = "its time passed before a worker was free for it: none offers it"
 RUNNING = "its time passed while a worker held it"
@@ -90,72 +83,6 @@ def holds_nothing(broker):
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_reply_goes_to_its_number():
-    broker = broker_with(b"w")
-    assert feed(broker, request(7)) == [work()]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [7])
-    assert feed(broker, partial(body=b"1")) == [part(7, b"1")]
-    assert feed(broker, final(body=b"2")) == [answer(7, b"2")]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
-    assert holds_nothing(broker)
-
-
-@pytest.mark.parametrize("workers", [[b"w"], []], ids=["running", "waiting"])
-def test_a_number_that_is_outstanding_is_refused_and_the_first_request_goes_on(workers):
-    broker = broker_with(*workers)
-    feed(broker, request())
-    before = books(broker)
-    assert feed(broker, request(body=b"second")) == [error(400, "malformed: number-in-use")]
-    assert feed(broker, request(service=b"mmi.service")) == [error(400, "malformed: number-in-use")]
-    assert books(broker) == before
-    assert broker.stats.invalid == {"number-in-use": 2}
-    feed(broker, *[ready(b"w")] * (not workers))
-    assert feed(broker, final(body=b"first")) == [answer(body=b"first")]
-
-
-ENDS = {
-    "FINAL": lambda broker: feed(broker, final()),
-    "ERROR": lambda broker: feed(broker, failure()),
-    "CANCEL": lambda broker: feed(broker, cancel()) + feed(broker, final()),
-    "ttl": lambda broker: told(turns.tick(broker, 1.1)) + feed(broker, final(), now=1.1),
-    "worker lost": lambda broker: feed(broker, partial(), ready(), ready()),
-    "reply too large": lambda broker: feed(broker, partial(body=b"x" * 1000), final()),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_a_number_is_free_again_after_its_end(end):
-    broker = broker_with(b"w", max_message=500, heartbeat=10)
-    feed(broker, request(ttl=1000))
-    end(broker)
-    assert feed(broker, cancel(), now=2) == []  # it crossed the end
-    assert broker.stats.invalid.get("unknown-number", 0) == 0
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
-    assert holds_nothing(broker)
-    assert feed(broker, request(body=b"again"), final(2, b"w", b"2"), now=2) == [
-        work(2, b"w", body=b"again"), answer(body=b"2"),
-    ]  # fmt: skip
-    assert broker.stats.invalid.get("number-in-use", 0) == 0
-
-
-def test_a_number_that_was_refused_is_free():
-    broker = broker_with(max_queue=1)
-    feed(broker, request(1), request(2))
-    assert books(broker) == ([b"echo"], [], 1, 0, [1])
-    assert feed(broker, cancel(1), request(2)) == [error(499, "cancelled")]
-    assert books(broker) == ([b"echo"], [], 1, 0, [2])
-
-
-@pytest.mark.parametrize("others", [0, REMEMBERED - 1, REMEMBERED])
-def test_numbers_that_ended_are_remembered_for_a_while(others):
-    broker = broker_with(b"w")
-    feed(broker, request(1 << 60), final())
-    for number in range(others):
-        feed(broker, request(number), final(number + 2))
-    assert feed(broker, cancel(1 << 60)) == []
-    assert broker.stats.invalid == {}
-
-
 @pytest.mark.parametrize("service", [b"echo", b"mmi.service"], ids=["of a worker", "of the broker"])
 def test_numbers_that_ended_are_not_remembered_for_ever(service):
     broker = broker_with(b"w")
@@ -167,14 +94,6 @@ def test_numbers_that_ended_are_not_remembered_for_ever(service):
 
 
 # ── malformed ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_is_wrong_with_one_record_does_not_touch_the_others():  # C43
-    broker = broker_with(b"w", b"v")
-    asked = together(request(1), request(2, service=b"\n"), request(3, options=b"["), request(4))
-    assert feed(broker, asked) == [
-        error(400, "malformed: bad-service-name", 2), error(400, "malformed: bad-options", 3), work(), work(2, b"v"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -208,26 +127,7 @@ def test_records_of_a_worker_that_cannot_be_read_change_nothing(frames):  # C15,
     assert feed(broker, final()) == [answer(1), work(2)]
 
 
-def test_records_that_cannot_be_read_are_a_sign_of_life():  # C13
-    broker = broker_with(b"w", heartbeat=1, liveness=3)
-    assert feed(broker, [*heartbeat(), b"\x09", b"?"], now=2) == []
-    turns.tick(broker, 4.9)
-    assert list(broker.directory.workers) == [b"w"]
-
-
 # ── ttl ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_whose_time_passes_while_it_waits_is_never_handed_to_a_worker():
-    broker = broker_with()
-    assert feed(broker, request(ttl=1000)) == []
-    assert broker.deadline() == pytest.approx(1, abs=0.011)
-    assert turns.tick(broker, 0.99) == []
-    assert told(turns.tick(broker, 1.011)) == [error(408, NOBODY)]
-    assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
-    assert books(broker) == ([], [], 0, 0, [])
-    assert holds_nothing(broker)
-    assert feed(broker, ready(), now=2) == []
 
 
 def test_a_request_whose_time_passes_while_all_workers_are_busy():
@@ -238,110 +138,7 @@ def test_a_request_whose_time_passes_while_all_workers_are_busy():
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
-def test_a_request_whose_time_passes_while_a_worker_is_at_it():
-    broker = broker_with(b"w", heartbeat=10)
-    assert feed(broker, request(ttl=1000)) == [work(ttl=1000)]
-    assert turns.tick(broker, 0.99) == []
-    assert told(turns.tick(broker, 1.011)) == [error(408, RUNNING), withdraw()]
-    assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    # the worker has not noticed yet, and answers all the same: that is dropped, and it is free
-    assert feed(broker, partial(), final(), now=1.1) == []
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
-    assert holds_nothing(broker)
-    assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
-
-
-@pytest.mark.parametrize("protocol", OLD_READY)
-def test_an_old_worker_is_not_told_that_the_time_passed(protocol):
-    broker = broker_with(heartbeat=10)
-    feed(broker, OLD_READY[protocol], request(ttl=1000))
-    assert told(turns.tick(broker, 1.011)) == [error(408, RUNNING)]
-    assert feed(broker, OLD_FINAL[protocol], now=1.1) == []
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
-
-
-def test_a_worker_that_is_free_in_the_instant_in_which_the_time_passes_does_not_get_it():
-    broker = broker_with(b"w")
-    feed(broker, request(1), request(2, ttl=1000), request(3, ttl=900), request(4, body=b"last"))
-    assert feed(broker, final(), now=1) == [
-        answer(1), error(408, FREE, 2), error(408, FREE, 3), work(2, b"w", body=b"last"),
-    ]  # fmt: skip
-    assert broker.stats.dropped == {Drop.TTL_PASSED: 2}
-    assert feed(broker, final(2), now=1) == [answer(4)]
-    assert holds_nothing(broker)
-
-
-def test_a_ttl_that_is_longer_than_the_expiry_does_not_lengthen_it():  # C12
-    broker = broker_with(expiry=10)
-    feed(broker, request(ttl=60_000))
-    assert turns.tick(broker, 9.9) == []
-    text = "the broker's expiry of 10 s passed before a worker was free for it: none offers it"
-    assert told(turns.tick(broker, 10.02)) == [error(408, text)]
-    assert broker.stats.dropped == {Drop.EXPIRED: 1}
-    assert holds_nothing(broker)
-
-
-def test_a_request_that_comes_back_after_its_time_is_not_repeated():  # C17
-    broker = broker_with(b"w1", b"w2", heartbeat=1)
-    feed(broker, request(ttl=1000))
-    assert told(turns.gone(broker, b"w1", now=1)) == [error(408, FREE)]
-    assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
-    assert holds_nothing(broker)
-
-
-# ── what the worker is told ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_options_reach_a_worker_unchanged():
-    broker = broker_with(b"w")
-    options = b' {"key":"\xc3\xa4", "key":"b", "wait":false}'
-    assert feed(broker, request(1, options=options), request(2, options=options, ttl=5000)) == [work(options=options)]
-    assert feed(broker, final(), now=1) == [answer(1), work(2, ttl=4000, options=options)]
-
-
-def test_the_next_worker_is_told_that_it_is_the_second():  # C17
-    broker = broker_with(b"w1", b"w2", b"w3", heartbeat=10)
-    feed(broker, request(ttl=5000, key=1))
-    assert told(turns.gone(broker, b"w1", now=1)) == [work(2, b"w2", ttl=4000, attempt=2, options=b'{"key": 1}')]
-    assert told(turns.gone(broker, b"w2", now=2)) == [work(3, b"w3", ttl=3000, attempt=3, options=b'{"key": 1}')]
-    assert told(turns.tick(broker, 5.02)) == [error(408, RUNNING), withdraw(3, b"w3")]
-
-
-# ── wait: false ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("others", [[], [request(client=b"d")]], ids=["unknown", "only asked for"])
-def test_who_does_not_wait_is_told_at_once_that_nobody_is_there(others):
-    broker = broker_with(b"w")
-    feed(broker, leave(), *others)
-    before = books(broker)
-    assert feed(broker, request(wait=False)) == [error(404, NO_WORKER)]
-    assert books(broker) == before
-    assert broker.stats.dropped == {Drop.NO_WORKER: 1}
-
-
-def falls_silent(broker):
-    return [each for each in told(turns.tick(broker, 5.1)) if each != beaten()]
-
-
-LOSES = {
-    "silent": falls_silent,
-    "gone": lambda broker: told(turns.gone(broker, b"w", now=5)),
-    "refused": lambda broker: feed(broker, ready(), now=5)[1:],
-}
-LEAVES = {"DISCONNECT": lambda broker: feed(broker, leave(), now=5), **LOSES}
-
-
-@pytest.mark.parametrize("goes", LEAVES.values(), ids=LEAVES)
-def test_who_does_not_wait_is_told_when_the_last_worker_leaves(goes):
-    broker = broker_with(b"w")
-    feed(broker, request(1), request(2, wait=False), request(3), request(4, wait=False, client=b"d"))
-    assert goes(broker) == [error(404, NO_WORKER, 2), error(404, NO_WORKER, 4, client=b"d")]
-    assert [each.number for each in broker.registry.numbered] == [1, 3]
-    assert broker.stats.dropped == {Drop.NO_WORKER: 2}
-    assert broker.directory.services[b"echo"].no_wait == {}
-
+# ── workers that give a request up ───────────────────────────────────────────────────────────────────────────────────
 
 HUNG = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
 
@@ -369,108 +166,7 @@ def test_a_client_is_told_that_a_handler_hung_before_its_time_passed():
     assert not broker.registry.why_given_up
 
 
-def test_a_request_that_another_worker_answers_is_not_remembered():
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request())
-    give_up(broker, b"w1")
-    assert feed(broker, final(2, b"w2")) == [answer()]
-    assert not broker.registry.why_given_up
-
-
-@pytest.mark.parametrize("goes", LOSES.values(), ids=LOSES)
-def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(goes):
-    broker = broker_with(b"w")
-    feed(broker, request(wait=False))
-    assert goes(broker) == [error(502, LAST_WORKER_LOST)]
-    assert books(broker) == ([], [], 0, 0, [])
-    assert broker.stats.dropped == {Drop.LAST_WORKER_LOST: 1}
-    assert holds_nothing(broker)
-
-
-def test_who_does_not_wait_goes_to_another_worker_or_waits_for_it():  # C17
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(1, wait=False, body=b"1"), request(2, client=b"d"))
-    assert turns.gone(broker, b"w1", now=0) == []
-    assert books(broker) == ([b"echo"], [b"w2"], 1, 1, [1, 2])
-    again = work(3, b"w2", options=b'{"wait": false}', attempt=2, body=b"1")
-    assert feed(broker, final(2, b"w2")) == [answer(2, client=b"d"), again]
-
-
-# ── CANCEL ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_that_waits_can_be_cancelled():
-    broker = broker_with()
-    feed(broker, request(1), request(2, ttl=5000), request(3))
-    assert feed(broker, cancel(2)) == [error(499, "cancelled", 2)]
-    assert books(broker) == ([b"echo"], [], 2, 0, [1, 3])
-    assert broker.stats.dropped == {Drop.CANCELLED: 1}
-    assert feed(broker, cancel(1), cancel(3)) == [error(499, "cancelled", 1), error(499, "cancelled", 3)]
-    assert books(broker) == ([], [], 0, 0, [])
-    assert holds_nothing(broker)
-    assert broker.deadline() is None
-
-
-def test_a_request_that_runs_can_be_cancelled():
-    broker = broker_with(b"w")
-    feed(broker, request(1, ttl=5000), request(2, body=b"next"), partial())
-    assert feed(broker, cancel(1)) == [error(499, "cancelled"), withdraw()]
-    assert books(broker) == ([b"echo"], [b"w"], 0 + 1, 1, [2])
-    assert feed(broker, partial()) == []
-    assert feed(broker, final()) == [work(2, b"w", body=b"next")]
-    assert feed(broker, final(2)) == [answer(2)]
-    assert broker.stats.dropped == {Drop.CANCELLED: 1}
-    assert holds_nothing(broker)
-
-
-def test_a_cancelled_request_is_not_repeated():  # C17
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(), cancel())
-    assert turns.gone(broker, b"w1", now=0) == []
-    assert holds_nothing(broker)
-
-
-@pytest.mark.parametrize("protocol", OLD_READY)
-def test_an_old_worker_is_not_told_of_a_cancel_and_its_reply_is_dropped(protocol):
-    broker = broker_with()
-    feed(broker, OLD_READY[protocol], request())
-    assert feed(broker, cancel()) == [error(499, "cancelled")]
-    assert feed(broker, OLD_FINAL[protocol]) == []
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
-
-
-def test_a_cancel_to_a_worker_stands_for_a_heartbeat():  # C13
-    broker = broker_with(b"w", heartbeat=1)
-    feed(broker, request())
-    feed(broker, cancel(), now=0.9)
-    assert turns.tick(broker, 1.8) == []
-    assert told(turns.tick(broker, 1.96)) == [beaten()]
-
-
-def test_a_cancel_of_what_never_was():
-    broker = broker_with(b"w")
-    assert feed(broker, cancel()) == [error(400, "malformed: unknown-number")]
-    assert broker.stats.invalid == {"unknown-number": 1}
-
-
-@pytest.mark.parametrize(("number", "client"), [(2, b"c"), (1, b"d"), (1, (b"c", b"hop"))])
-def test_a_cancel_of_another_number_or_by_another_client(number, client):
-    broker = broker_with(b"w")
-    feed(broker, request())
-    assert feed(broker, cancel(number, client=client)) == [
-        error(400, "malformed: unknown-number", number, client=client)
-    ]
-    assert feed(broker, final()) == [answer()]
-
-
 # ── why a request is dropped ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def two_limits(**limits):
-    """A broker without workers that has taken a request for `other`."""
-    broker = broker_with(**limits)
-    feed(broker, request(client=b"d", service=b"other"))
-    return broker
 
 
 CHARGED = CLIENT_OVERHEAD + REQUEST_OVERHEAD + FRAME_OVERHEAD + 1
@@ -500,7 +196,8 @@ def memory_full():
 
 
 def too_many_services():
-    broker = two_limits(max_services=1)
+    broker = broker_with(max_services=1)
+    feed(broker, request(client=b"d", service=b"other"))
     return broker, feed(broker, request())
 
 
@@ -650,15 +347,6 @@ def test_a_client_is_told_why_its_request_was_dropped(reason, case):
     assert 1 not in {each.number for each in broker.registry.numbered if each.client.key == b"c"}
 
 
-@pytest.mark.parametrize("credit", [2, 1], ids=["at once", "queued"])
-def test_options_that_are_too_long_take_no_credit(credit):
-    asked = together(request(1, key="x" * 65_515), request(2))
-    broker, (refused, given) = limited(ready(credit=credit), asked, call=("*",), offer=("*",))
-    assert refused[1:4] == ("ERROR", 1, 413)
-    assert given == work(options=b'{"user":"shop"}')
-    assert broker.directory.services[b"echo"].schedule.capacity == credit - 1
-
-
 def test_every_reason_has_its_code():
     assert set(REPORTS) == set(Drop)
     with_code = {reason for reason, report in REPORTS.items() if report.code is not None}
@@ -675,43 +363,11 @@ def test_every_reason_has_its_code():
 # ── the worker's ERROR ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("detail", [(), (b"\0detail",)], ids=["plain", "with detail"])
-def test_a_workers_error_is_passed_on(detail):
-    broker = broker_with(b"w")
-    feed(broker, request(1), request(2, body=b"next"), partial())
-    said = failure(1, b"w", 422, b"\xff no text", *detail)
-    assert feed(broker, said) == [(b"c", "ERROR", 1, 422, b"\xff no text", *detail), work(2, body=b"next")]
-    assert broker.stats.errors == 1
-    assert broker.stats.dropped == {}
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [2])
-
-
 @pytest.mark.parametrize(("code", "added"), [(502, (b"",)), (500, ())])
 def test_a_workers_error_is_never_taken_for_the_brokers(code, added):  # C47
     broker = broker_with(b"w")
     feed(broker, request())
     assert feed(broker, failure(code=code)) == [error(code, "it broke", detail=added)]
-
-
-OLD_REQUEST = {"0.2": [b"c", b"MDPC02", b"\x01", b"echo", b"x"], "0.1": [b"c", b"", b"MDPC01", b"echo", b"x"]}
-
-
-@pytest.mark.parametrize("protocol", OLD_REQUEST)
-def test_an_old_client_is_not_told_of_an_error(protocol):  # C24
-    broker = broker_with(b"w")
-    feed(broker, OLD_REQUEST[protocol], request(client=b"d"))
-    assert feed(broker, failure()) == [work(2)]
-    assert broker.stats.dropped == {Drop.HANDLER_FAILED: 1}
-    assert broker.stats.errors == 1
-
-
-def test_an_error_for_an_address_that_never_was():  # C18
-    broker = broker_with(b"w")
-    feed(broker, request())
-    assert feed(broker, failure(999)) == [disconnected()]
-    assert books(broker) == ([b"echo"], [], 1, 0, [1])
-    assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
-    assert broker.stats.errors == 0
 
 
 OVER_LIMIT = error(413, "the reply exceeds the limits of 500 bytes and 20 frames")
@@ -721,17 +377,6 @@ LARGE_END = {
     "ERROR": failure(1, b"w", 500, b"text", b"x" * 501),
     "ERROR of many frames": failure(1, b"w", 500, b"text", *[b""] * 21),
 }
-
-
-def test_a_partial_over_the_limits_ends_the_request():  # C15
-    broker = broker_with(b"w", max_message=500, max_frames=20)
-    feed(broker, request(ttl=5000))
-    assert feed(broker, partial(body=b"x" * 501)) == [OVER_LIMIT, withdraw()]
-    assert feed(broker, partial(), partial(body=b"x" * 501)) == []
-    assert feed(broker, final()) == []
-    assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
-    assert holds_nothing(broker)
 
 
 @pytest.mark.parametrize("end", LARGE_END.values(), ids=LARGE_END)
@@ -765,63 +410,7 @@ def test_a_numbered_client_does_not_wait_for_an_old_worker_whose_end_was_over_th
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
-def test_a_worker_that_sends_an_error_of_too_many_frames_still_holds_its_request():  # C15
-    broker = broker_with(b"w")
-    feed(broker, request())
-    assert feed(broker, failure(1, b"w", 500, b"text", b"1", b"2")) == []
-    assert feed(broker, final()) == [answer()]
-
-
-# ── client heartbeats ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("envelope", [[], [b""], [b"hop", b""], [b"hop", b"1", b""]], ids=len)
-def test_a_clients_heartbeat_is_echoed(envelope):  # C22
-    broker = new_broker()
-    asked = [b"c", *envelope, b"MDPCX1"]
-    assert turns.receive(broker, asked, now=0) == [asked]
-    assert broker.stats.heartbeats == 1
-    assert books(broker) == ([], [], 0, 0, [])
-
-
-def test_a_draining_broker_answers_a_clients_heartbeat_with_disconnect():
-    broker = new_broker()
-    assert turns.drain(broker, 0) == []
-    assert feed(broker, client_heartbeat()) == [disconnected(b"c")]
-
-
-def test_nothing_is_left_of_a_client_that_spoke_once():
-    broker = new_broker()
-    feed(broker, client_heartbeat(), cancel(5))
-    directory = broker.directory
-    assert (directory.clients, directory.proxies, directory.services) == ({}, {}, {})
-
-
 # ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_a_client_that_cannot_be_reached_asked_for_is_cancelled():
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(1, ttl=5000), request(2, client=b"d"), request(3), request(4, wait=False))
-    assert told(turns.unreachable(broker, b"c", broker.turn - 1, now=0)) == [withdraw(worker=b"w1")]
-    assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
-    assert books(broker) == ([b"echo"], [b"w1", b"w2"], 0, 2, [2])
-    assert feed(broker, final(1, b"w1"), final(2, b"w2")) == [answer(2, client=b"d")]
-    assert holds_nothing(broker)
-
-
-def test_a_client_that_did_not_keep_up_hears_nothing_more():
-    # it has missed messages; so it finds this broker silent, connects anew and sends again what is outstanding
-    broker = broker_with(b"w")
-    feed(broker, request(1), request(2))
-    assert told(turns.gone(broker, b"c", now=0)) == [withdraw()]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    assert feed(broker, client_heartbeat(), request(3), cancel(1), cancel(9), request(service=b"\n")) == []
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    assert feed(broker, request(client=b"d"), final()) == [work(2)]
-    # an old client would not notice by that
-    asked = [b"c", b"MDPC02", b"\x01", b"echo", b"x"]
-    assert feed(broker, final(2), asked) == [answer(client=b"d"), work(3)]
 
 
 def test_not_all_that_did_not_keep_up_are_remembered():
@@ -843,15 +432,6 @@ def test_each_client_that_waits_for_something_is_told_once_that_the_broker_drain
     assert told(turns.drain(broker, 0)) == [disconnected(b"c"), disconnected((b"proxy", b"hop"))]
 
 
-def test_a_request_that_comes_back_is_done_by_a_worker_that_is_still_there():
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(1), request(2))
-    assert told(turns.drain(broker, 0)) == [disconnected(b"c")]
-    assert turns.gone(broker, b"w1", now=0) == []
-    assert feed(broker, final(2, b"w2")) == [answer(2), work(3, b"w2", attempt=2)]
-    assert feed(broker, final(3, b"w2")) == [answer(1), disconnected(b"w2")]
-
-
 def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heartbeat():
     broker = broker_with(b"w", b"v")
     feed(broker, credit(0), credit(0, b"v"))
@@ -859,17 +439,6 @@ def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heart
     assert feed(broker, credit(1)) == [disconnected()]
     assert turns.tick(broker, 0.9) == []
     assert told(turns.tick(broker, 1.1)) == [disconnected(b"v")]
-    assert books(broker) == ([], [], 0, 0, [])
-
-
-def test_a_draining_broker_sends_new_workers_away(caplog):
-    broker = new_broker()
-    turns.drain(broker, 0)
-    with caplog.at_level(logging.WARNING):
-        assert feed(broker, ready()) == [disconnected()]
-        assert feed(broker, together(ready(), credit(2))) == [disconnected()]  # once, whatever else is in the message
-    assert caplog.messages == []
-    assert broker.stats.disconnected == {Refusal.DRAINING: 2}
     assert books(broker) == ([], [], 0, 0, [])
 
 
@@ -910,68 +479,6 @@ def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed
     assert len(broker._clients._given_up) == 0
 
 
-# ── turns of many messages ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_arrived_in_the_turn_can_be_cancelled():
-    broker = broker_with(b"w")
-    assert turn(broker, request(1), cancel(1), request(2, body=b"next")) == [
-        error(499, "cancelled"), work(body=b"next"),
-    ]  # fmt: skip
-    assert broker.stats.dropped == {Drop.CANCELLED: 1}
-    assert broker.stats.dispatched == 1
-
-
-def test_a_request_that_does_not_wait_and_its_last_worker_leave_in_one_turn():
-    broker = broker_with(b"w")
-    assert turn(broker, request(1, wait=False), request(2), leave()) == [error(404, NO_WORKER), disconnected()]
-    assert books(broker) == ([b"echo"], [], 1, 0, [2])
-
-
-def test_the_end_of_the_broker_in_the_middle_of_a_turn():
-    broker = broker_with(b"w")
-    broker.receive(request(1), 0)
-    assert told(turns.close(broker, 0)) == [error(503, CLOSING), disconnected()]
-    assert broker.directory.services == {}
-
-
-# ── messages of many records ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_each_peer_gets_one_message_of_all_that_happened_in_a_turn():
-    broker = broker_with(b"w", b"v")
-    feed(broker, credit(2), credit(2, b"v"))
-    broker.receive(together(request(1), request(2)), 0)
-    broker.receive(together(request(1, client=b"d"), request(2, client=b"d")), 0)
-    sent = broker.take_messages()
-    assert told(sent) == [work(1), work(3), work(2, b"v"), work(4, b"v")]
-    assert len(sent) == 2
-    broker.receive(together(final(1), partial(3), final(3)), 0)
-    broker.receive(together(cancel(2), request(3), request(4), request(5)), 0)
-    sent = broker.take_messages()
-    assert told(sent) == [
-        answer(1), error(499, "cancelled", 2), part(1, client=b"d"), answer(1, client=b"d"), withdraw(2, b"v"),
-        work(5), work(6),
-    ]  # fmt: skip
-    assert len(sent) == 4
-
-
-def test_one_disconnect_answers_all_records_of_a_message():  # C14
-    broker = broker_with(b"w")
-    feed(broker, credit(2), request(1), request(2))
-    assert feed(broker, together(final(1), final(999), final(2), credit(5), ready())) == [answer(1), disconnected()]
-    assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
-    assert (broker.directory.workers, broker.registry.queued) == ({}, 1)
-
-
-def test_duplicated_replies_match_nothing():  # C32
-    broker = broker_with(b"w")
-    feed(broker, credit(2), request(1), request(2))
-    assert feed(broker, together(final(1), final(1), failure(1), release(1), final(2))) == [answer(1), answer(2)]
-    assert broker.stats.late == 3
-    assert broker.stats.disconnected == {}
-
-
 # ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -981,9 +488,3 @@ def test_a_probe_is_a_heartbeat_to_all_peers_of_a_connection():
     assert told(turns.probe(broker, b"w", now=0)) == [beaten(b"w")]
     assert told(turns.probe(broker, b"c", now=0)) == [beaten(b"c")]
     assert told(turns.probe(broker, b"p", now=0)) == [beaten((b"p", b"w")), beaten(b"p"), beaten((b"p", b"hop"))]
-
-
-def test_a_client_learns_the_limits():
-    broker = new_broker(max_frames=7)
-    most = broker.limits.max_message
-    assert turns.receive(broker, [b"c", b"", wire.CX1, b"\x09", record(6, 0)], 0) == [wire.limits((b"c", b""), most, 7)]

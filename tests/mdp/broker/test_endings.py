@@ -6,7 +6,6 @@ from support.peers import body_of, ready_of, record
 from support.x1_messages import (
     answer,
     cancel,
-    error,
     failure,
     feed,
     final,
@@ -18,7 +17,6 @@ from support.x1_messages import (
     work,
 )
 
-from zmdp.mdp import wire
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
@@ -127,13 +125,6 @@ def test_a_turn_ends_no_more_than_its_bound(begin):
     assert broker.stats.internal_errors == 0
 
 
-def test_up_to_its_bound_everything_ends_at_once():
-    broker = new_broker()
-    waiting_in(broker, BOUND)
-    turns.gone(broker, b"c", 0)
-    assert (broker.registry.queued, broker.stats.dropped) == (0, {Drop.CLIENT_GONE: BOUND})
-
-
 def test_a_turn_dispatches_no_more_than_its_bound_of_what_waits():
     broker = new_broker()
     waiting_in(broker)
@@ -168,17 +159,6 @@ def test_others_are_served_while_a_client_ends():
     assert feed(broker, request(1, client=b"d", service=b"other")) == [work(1, b"v")]
     assert feed(broker, final(1, b"v")) == [answer(1, client=b"d")]
     assert broker.work_left
-
-
-def test_what_a_client_that_is_gone_has_asked_for_goes_to_no_worker():
-    broker = new_broker()
-    waiting_in(broker)
-    waiting_in(broker, 1, client=b"d")
-    turns.gone(broker, b"c", 0)
-    assert broker.work_left
-    assert feed(broker, ready(credit=MANY)) == [work(1)]
-    (attempt,) = broker.directory.workers[b"w"].held.values()
-    assert attempt.request.client.key == b"d"
 
 
 def test_a_client_that_comes_with_the_same_id_is_another_one():  # C39
@@ -240,27 +220,6 @@ def test_whatever_ends_a_request_of_a_client_that_is_gone_is_for_nobody(reply):
     assert broker.stats.dropped == {Drop.CLIENT_GONE: MANY}
 
 
-def test_what_happens_while_the_broker_closes_ends_no_request_twice():
-    broker = new_broker()
-    feed(broker, ready(b"v", credit=2), ready(b"w", credit=4), request(1), request(2))
-    feed(broker, request(3), request(4), request(5, wait=False), [b"old", b"MDPC02", b"\x01", b"echo", b"x"])
-    at = {each.request.number: (each.address, key) for key, worker in broker.directory.workers.items()
-          for each in worker.held.values()}  # fmt: skip
-    waiting_in(broker)
-    broker.drain(0)
-    broker.close(0)
-    sent = told(broker.take_messages())
-    address, worker = at[1]
-    sent += feed(broker, final(address, worker))  # it ends in time
-    sent += told(turns.gone(broker, b"v", 0))  # what it holds may still be done by the other
-    while not broker.closed:
-        sent += told(turns.tick(broker, 0))
-    ends = [each[2] for each in sent if each[:2] in {(b"c", "ERROR"), (b"c", "FINAL")}]
-    assert sorted(ends) == sorted([*range(1, 6), *(each for each in range(MANY) if each not in range(1, 6))])
-    assert (broker.directory.workers, broker.registry.queued, broker.registry.numbered) == ({}, 0, [])
-    assert broker.stats.internal_errors == 0
-
-
 def closing_with(*workers, **settings):
     """A broker that closes, with requests of which the first worker holds twice as many as end in a turn."""
     broker = new_broker()
@@ -316,16 +275,6 @@ def test_a_client_for_which_messages_pile_up_is_told_later_what_has_ended():
     assert broker.stats.dropped == {Drop.TTL_PASSED: 6}
 
 
-def test_it_is_told_why_a_request_ended_when_it_did():
-    broker = new_broker(heartbeat=10)
-    feed(broker, ready(), request(1, ttl=5000))
-    broker.congested(b"c")
-    broker.tick(6)
-    feed(broker, final(1), now=6)
-    broker.relieved(b"c", 6)
-    assert told(broker.take_messages()) == [error(408, "its time passed while a worker held it")]
-
-
 def test_it_is_told_at_most_as_much_as_ends_in_a_turn():
     broker = new_broker()
     broker.congested(b"c")
@@ -342,17 +291,6 @@ def test_it_is_told_at_most_as_much_as_ends_in_a_turn():
     while broker.work_left:
         sent += told(turns.tick(broker, 6))
     assert len(sent) == MANY - BOUND
-
-
-def test_what_it_cancels_meanwhile_ends_once():
-    broker = new_broker()
-    waiting_in(broker, 2, ttl=5000)
-    broker.congested(b"c")
-    turns.tick(broker, 6)
-    feed(broker, cancel(0), now=6)
-    broker.relieved(b"c", 6)
-    assert [each[2:4] for each in told(broker.take_messages())] == [(0, 408), (1, 408)]
-    assert broker.registry.numbered == []
 
 
 def test_what_it_cancels_again_and_again_takes_no_more_memory():
@@ -392,28 +330,3 @@ def test_what_a_worker_still_holds_is_forgotten_with_a_client_that_was_not_told(
     feed(broker, final(1), final(2), now=2)
     assert (broker.registry.request_bytes, broker.registry.running) == (0, 0)
     assert broker.stats.internal_errors == 0
-
-
-def test_the_broker_is_closed_when_everybody_is_told():
-    broker = new_broker()
-    waiting_in(broker, 3)
-    broker.congested(b"c")
-    broker.drain(0)
-    broker.close(0)
-    broker.take_messages()
-    assert not broker.closed
-    broker.relieved(b"c", 0)
-    assert [each[2:4] for each in told(broker.take_messages())] == [(number, 503) for number in range(3)]
-    assert broker.closed
-
-
-def test_a_client_that_is_told_later_still_learns_why_a_worker_gave_its_request_up():
-    broker = new_broker()
-    feed(broker, ready(), request(1, wait=False))
-    broker.congested(b"c")
-    hung = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
-    feed(broker, wire.disconnect((b"w",), wire.WX1, hung.encode()))
-    assert told(turns.gone(broker, b"w", 5)) == []
-    broker.relieved(b"c", 6)
-    text = f"its worker gave it up: {hung}, no other worker offers the service, and wait is false"
-    assert told(broker.take_messages()) == [error(502, text)]

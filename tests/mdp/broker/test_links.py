@@ -19,7 +19,6 @@ from support.x1_messages import (
     final,
     leave,
     packed,
-    part,
     partial,
     ready,
     request,
@@ -143,18 +142,6 @@ def work(sent, worker=b"w"):
 # ── passing requests on ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request_is_passed_on_to_the_broker_with_the_worker():
-    mesh = pair()
-    sent = mesh.receive("a", request(headers={"h": "v"}))
-    (address,) = work(sent["b"])
-    assert json.loads(sent["b"][0][5]) == {"headers": {"h": "v"}}
-    assert mesh.receive("b", partial(address))["a"] == [part()]
-    assert mesh.receive("b", final(address))["a"] == [answer()]
-    assert not mesh["a"].directory.clients
-    assert not mesh["b"].directory.clients
-    assert mesh["a"].registry.running == mesh["b"].registry.running == 0
-
-
 @pytest.mark.parametrize("kinds", [("peer",), ("parent", "parent")])
 @pytest.mark.parametrize(
     ("asked", "dialect"), [([b"", b"MDPC01"], "0.1"), ([b"MDPC02", b"\x01"], "0.2")], ids=["0.1", "0.2"]
@@ -173,15 +160,6 @@ def test_a_worker_at_another_broker_can_ask_for_the_dialect_as_well(kinds, asked
     assert options == b""  # it has not asked
 
 
-def test_local_workers_come_first_then_others_with_free_credit():
-    mesh = pair()
-    mesh.receive("a", ready())
-    mesh.wait()
-    sent = mesh.receive("a", request(1), request(2), request(3))
-    assert len(work(sent["a"])) == len(work(sent["b"])) == 1
-    assert mesh["a"].registry.queued == 1  # both workers are busy, and there is a local one
-
-
 @pytest.mark.parametrize("kind", ["peer", "parent"])
 def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     mesh = Mesh("a", "b", "c", "d")
@@ -193,16 +171,6 @@ def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     mesh.wait()
     sent = mesh.receive("a", *(request(number) for number in range(1, 7)))
     assert [len(work(sent[name])) for name in "bcd"] == [1, 3, 2]
-
-
-def test_the_ttl_is_what_is_left():
-    mesh = pair()
-    mesh.receive("a", request(0))
-    mesh.receive("a", request(ttl=5000))
-    assert mesh["a"].registry.queued == 1
-    mesh.now += 2.0
-    (work,) = [each for each in mesh.receive("b", final(1001))["b"] if each[0] == b"w"]
-    assert work == (b"w", "REQUEST", 1002, 3000, 1, b"", b"x")
 
 
 # ── the end of links and workers ─────────────────────────────────────────────────────────────────────────────────────
@@ -253,41 +221,6 @@ def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together()
     assert sent["a"] == [error(502, "its worker was lost, and this was attempt 3 of 3 (max_attempts)")]
 
 
-def test_a_request_waits_at_its_first_broker_when_no_worker_is_left():
-    mesh = pair()
-    mesh.receive("a", request())
-    sent = mesh.receive("b", leave())  # it leaves, and then dies
-    mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route("b", turns.unreachable(mesh["b"], b"w", mesh["b"].turn, mesh.now))
-    assert sent["a"] == mesh.sent["a"] == []
-    assert (mesh["a"].registry.queued, mesh["b"].registry.queued) == (1, 0)
-    sent = mesh.receive("a", ready())
-    assert sent["a"] == [(b"w", "REQUEST", 2, 0, 2, b"", b"x")]
-
-
-def test_a_draining_broker_withdraws_its_services_and_returns_requests():
-    mesh = pair()
-    mesh.receive("a", request(1))
-    mesh.route("b", turns.drain(mesh["b"], mesh.now))
-    sent = mesh.receive("a", request(2))  # before the announcement arrives
-    assert sent["a"] == []
-    mesh.wait()
-    assert mesh.ask("a", b"mmi.services")["services"][0]["remote_credit"] == 0
-    assert mesh.receive("b", final(1001))["a"] == [answer()]
-    assert mesh["b"].drained
-
-
-def test_a_closing_broker_ends_what_it_has_passed_on():
-    mesh = pair()
-    assert work(mesh.receive("a", request(7))["b"]) == [1001]
-    turns.drain(mesh["a"], mesh.now)
-    mesh.sent = {"a": [], "b": []}
-    mesh.route("a", turns.close(mesh["a"], mesh.now))
-    assert [each[:4] for each in mesh.sent["a"]] == [(b"c", "ERROR", 7, 503)]
-    assert mesh.sent["b"] == [withdraw(1001)]
-    assert mesh["a"].closed
-
-
 # ── trees ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -316,34 +249,7 @@ def test_every_service_of_a_tree_can_be_reached_from_everywhere():
         assert mesh.receive(name, request(wait=False))[name] == [error(404, "no worker offers the service")]
 
 
-def test_a_request_tells_the_brokers_that_it_has_passed():
-    mesh = tree()
-    mesh.receive("b1", ready())
-    for _ in range(5):
-        mesh.wait()
-    mesh.receive("a1", request())
-    (held,) = mesh["b1"].directory.workers.values()
-    (attempt,) = held.held.values()
-    assert attempt.request.way.via == ("a1", "a", "r", "b")
-
-
 # ── brokers by name ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_is_addressed_to_a_broker_by_name():
-    mesh = tree()
-    for name in mesh.brokers:
-        mesh.receive(name, ready())
-    for _ in range(5):
-        mesh.wait()
-    for name in mesh.brokers:
-        (address,) = work(mesh.receive("a1", request(broker=name))[name])
-        assert mesh.receive(name, final(address))["a1"] == [answer()]
-    assert mesh.ask("b1", b"mmi.brokers")["brokers"] == [
-        {"name": name, "hops": hops, "over": "b"} for name, hops in (("b", 1), ("r", 2), ("a", 3), ("a1", 4), ("a2", 4))
-    ]
-    sent = mesh.receive("b1", request(service=b"mmi.broker", broker="a2"))
-    assert json.loads(sent["b1"][0][-1])["broker"] == "a2"
 
 
 def test_an_unknown_broker_is_502():
@@ -414,12 +320,6 @@ def test_a_link_cannot_become_another():
     (answered,) = turns.receive(mesh["b"], asks_link(hello("c"), b"link-1"), mesh.now)
     assert answered[-1][4] == 7  # ERROR
     assert len(work(mesh.receive("a", request())["b"])) == 1
-
-
-def test_an_answer_without_a_body_is_counted_as_such():
-    other = Other()
-    other.say(AS_WORKER, ("reply", 4, 1, []))
-    assert other.broker.stats.invalid == {"no-body": 1}
 
 
 def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
@@ -520,15 +420,6 @@ def secured(**others):
     return mesh
 
 
-def test_the_role_of_the_client_holds_at_every_broker():
-    mesh = secured()
-    sent = mesh.receive("a", request(user="staff", admin=True), role="shop")
-    assert json.loads(sent["b"][0][5]) == {"user": "shop"}
-    assert json.loads(mesh.receive("a", request(client=b"d", service=b"other"), role="staff")["b"][0][5]) == {
-        "user": "staff", "admin": True,
-    }  # fmt: skip
-
-
 def test_only_a_role_with_link_may_link():
     mesh = Mesh("a", "b", permissions=ACCESS)
     turns.grant(mesh["b"], {**ACCESS, "brokers": Permissions("brokers", call=("*",))}, mesh.now)
@@ -599,51 +490,6 @@ def test_a_client_cannot_write_what_only_brokers_can():
     mesh = pair()
     sent = mesh.receive("a", request(via=["b"], attempts=7, user="admin"))
     assert sent["b"][0][5] == b""
-
-
-# ── a broker that has just started ───────────────────────────────────────────────────────────────────────────────────
-
-COMES_BACK, STAYS_AWAY = beaten(b"c"), disconnected(b"c")
-
-
-def held_back():
-    """Return a mesh in which a asks for a link to another broker, and the messages that it has sent for that."""
-    mesh = Mesh("a", "b")
-    mesh.receive("b", ready())
-    broker = mesh["a"]
-    identity = broker.add_link("peer", None, "tcp://other")
-    mesh._ends["a", identity], mesh._ends["b", b"link"] = ("b", b"link"), ("a", identity)
-    return mesh, identity
-
-
-def probed(mesh):
-    """Return how a broker answers the probe of a client that may come back to it."""
-    (answer,) = mesh.receive("a", client_heartbeat())["a"]
-    return answer
-
-
-def test_a_broker_answers_probes_only_when_its_links_have_announced_everything():
-    mesh, identity = held_back()
-    asked = turns.link_opened(mesh["a"], identity, mesh.now)
-    assert probed(mesh) == STAYS_AWAY
-    hello, announced = turns.receive(mesh["b"], [b"link", *asked[0][1:]], mesh.now)
-    mesh.route("b", [hello])
-    assert mesh["a"].links.at(identity)
-    assert probed(mesh) == STAYS_AWAY  # it is linked, but a request with `wait: false` would fail here
-    mesh.route("b", [announced])
-    assert probed(mesh) == COMES_BACK
-    assert mesh.receive("a", request(wait=False))["b"]
-
-
-def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_long():
-    mesh, identity = held_back()
-    mesh.route("b", turns.drain(mesh["b"], mesh.now))
-    mesh.route("a", turns.link_opened(mesh["a"], identity, mesh.now))
-    assert mesh["a"].links.at(identity)
-    mesh.wait()
-    assert probed(mesh) == STAYS_AWAY
-    mesh.wait(mesh["a"].limits.heartbeat)
-    assert probed(mesh) == COMES_BACK
 
 
 # ── what another broker may say ──────────────────────────────────────────────────────────────────────────────────────
@@ -795,18 +641,6 @@ def done(number=1, body=b"x"):
     return wire.Reply(X, b"MDPWX1", True, number, [body])
 
 
-def test_another_broker_is_a_client_and_a_worker():
-    other = Other()
-    other.receive(ready())
-    assert other.say(AS_CLIENT, asks()) == []
-    (address,) = work(other.sent)
-    assert other.receive(final(address)) == [done()]
-    assert other.say(AS_WORKER, offers(b"other")) == []
-    assert other.receive(request(service=b"other")) == [passed_on(2, service=b"other")]
-    assert other.say(AS_WORKER, replies(2)) == []
-    assert other.sent == [answer()]
-
-
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -878,18 +712,6 @@ def test_a_request_does_not_go_back_to_where_it_came_from(via):
     assert other.wait() == []  # the service was not announced, so it is not withdrawn
 
 
-def test_a_request_that_may_pass_does_not_wait_for_one_that_may_not():
-    other = Other()
-    other.receive(ready(), request(client=b"busy"))
-    other.say(AS_CLIENT, asks(1, body=b"theirs"))
-    other.receive(request(body=b"ours"))
-    assert other.broker.registry.queued == 2
-    assert other.say(AS_WORKER, offers()) == [passed_on(2, b"ours")]
-    assert other.broker.registry.queued == 1
-    other.receive(final(1))
-    assert len(work(other.sent)) == 1
-
-
 # ── replies over a link ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -950,16 +772,6 @@ def test_a_second_reply_over_a_link_is_late():
     assert other.broker.stats.late == 2
 
 
-def test_the_client_is_told_the_reason_of_another_broker():  # C47
-    other = passing()
-    packed = batch.Batch(X, AS_WORKER)
-    packed.error(7, 1, 502, b"it is poison", [], b"workers-lost", 3)
-    (message,) = packed.messages()
-    (sent,) = turns.receive(other.broker, message, other.now, other.role)
-    (found,) = batch.to_client(sent, wire.header_at(sent, 1))
-    assert (found.code, found.reason, found.lost, found.detail) == (502, b"workers-lost", 3, [])
-
-
 def test_a_stream_ends_when_the_broker_that_has_it_shuts_down():
     other = passing()
     other.say(AS_WORKER, replies(1, b"part", final=False))
@@ -1006,34 +818,6 @@ def test_the_options_of_a_request_may_be_too_long_for_a_link():
     assert len(other.receive(request(2, key="x" * 65_500))) == 1
 
 
-def test_a_request_whose_links_break_again_and_again_ends():
-    other = Other(limits=Limits(max_attempts=3), opens=True)
-    other.receive(request())
-    for _ in range(3):
-        (passed,) = other.say(AS_WORKER, offers())
-        assert passed.body == [b"x"]
-        assert other.sent == []
-        other.lose()
-        assert link_events(other.broker) == [CloseLink(b"x")]
-        sent = other.sent
-        other.now = other.link.retry_at
-        other.open()
-    assert sent == [error(502, "the links over which it was passed to other brokers broke 3 times (max_attempts)")]
-    assert outstanding(other) == (0, 0)
-
-
-def test_a_request_is_not_passed_on_when_its_time_has_passed():
-    other = passing()
-    other.receive(request(2, ttl=100), request(3))
-    assert outstanding(other) == (2, 1)
-    other.now += 0.2
-    assert other.say(AS_WORKER, replies(1)) == [passed_on(2)]
-    assert other.sent == [
-        answer(),
-        error(408, "its time passed before a worker was free for it: none offers it", 2),
-    ]
-
-
 def test_what_must_not_wait_is_passed_on_when_the_last_local_worker_leaves():
     other = Other()
     other.receive(ready())
@@ -1056,16 +840,6 @@ def test_what_must_not_wait_waits_for_a_local_worker_when_a_link_breaks():
     assert b"echo" not in other.broker.directory.reachable
     other.receive(final(1))
     assert len(work(other.sent)) == 1
-
-
-def test_requests_for_a_broker_end_when_it_is_withdrawn():
-    other = Other()
-    other.say(AS_WORKER, offers(b"mmi.broker.y"))
-    assert len(other.receive(request(1, broker="y"), request(2, broker="y"))) == 1
-    assert outstanding(other) == (1, 1)
-    other.say(AS_WORKER, offers(b"mmi.broker.y", hops=0))
-    assert other.sent == [error(502, "broker y cannot be reached from here", 2)]
-    assert outstanding(other) == (0, 1)
 
 
 def test_a_service_is_reached_over_the_links_that_are_left():
@@ -1092,21 +866,6 @@ def test_a_near_broker_comes_before_a_freer_one():
         mesh.wait()
     sent = mesh.receive("a", *(request(number) for number in range(1, 6)))
     assert (len(work(sent["b"])), len(work(sent["d"]))) == (2, 3)
-
-
-def test_what_waits_for_this_broker_does_not_hold_up_others():
-    other = Other()
-    other.receive(ready(), request(client=b"busy"))
-    other.receive(*(request(number, body=b"pinned", broker="a") for number in range(1, 4)))
-    other.receive(*(request(number, client=b"d", body=b"any") for number in range(1, 3)))
-    bodies, address = [], 1
-    for _ in range(5):
-        other.receive(final(address))
-        (address,) = work(other.sent)
-        bodies += [message[-1] for message in other.sent if message[0] == b"w"]
-    assert sorted(bodies[:2]) == sorted(bodies[2:4]) == [b"any", b"pinned"]
-    other.receive(*(request(number, body=b"pinned", broker="a") for number in range(4, 6)))
-    assert other.say(AS_WORKER, offers(credit=9)) == []  # what is left must not be passed on
 
 
 # ── what another broker may announce ─────────────────────────────────────────────────────────────────────────────────
@@ -1139,6 +898,15 @@ def test_a_broker_announces_a_limited_number_of_services():
     for _ in range(3):
         mesh.wait()
     assert len(mesh["a"].directory.reachable) == 2
+
+
+COMES_BACK, STAYS_AWAY = beaten(b"c"), disconnected(b"c")
+
+
+def probed(mesh):
+    """Return how a broker answers the probe of a client that may come back to it."""
+    (answer,) = mesh.receive("a", client_heartbeat())["a"]
+    return answer
 
 
 def test_many_services_are_announced_in_parts():
@@ -1259,27 +1027,6 @@ def test_only_the_answer_establishes_a_link():
     assert mesh["a"].links.at(identity).name == "x"
 
 
-def test_what_follows_the_answer_in_the_same_message_is_taken_in():
-    broker = Broker(now=NOW, name="a")
-    broker.add_link("peer", None, "tcp://x", b"x")
-    turns.link_opened(broker, b"x", NOW)
-    said = batch.Batch(X, AS_WORKER)
-    said.reply(4, 1, [hello("x")])
-    said.ready(1, b"echo", b'{"hops":1,"free":1}')
-    turns.receive(broker, said.messages()[0], NOW)
-    assert list(broker.directory.reachable) == [b"echo"]
-
-
-def test_a_link_that_is_down_takes_no_messages():
-    other = Other(opens=True)
-    assert other.broker.links.at(b"x") is other.link
-    other.lose()
-    assert other.link.state is LinkState.DOWN
-    assert other.broker.links.at(b"x") is None
-    assert other.say(AS_WORKER, offers()) == [wire.Disconnect(X, b"MDPWX1", NO_LINK)]
-    assert other.broker.directory.reachable == {}
-
-
 def test_a_link_is_told_only_once_that_it_has_ended():
     other = Other(opens=True)
     other.say(AS_WORKER, offers())
@@ -1306,20 +1053,6 @@ def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
     assert 8.0 <= pause() <= 16.0
     other.now += 60.0
     assert 0.5 <= pause() <= 1.0
-
-
-def test_a_link_to_a_broker_that_has_shut_down_is_opened_again_soon():
-    other = Other(opens=True)
-    other.receive(ends())
-    assert other.link.retry_at - other.now <= 0.1
-
-
-def test_a_link_whose_messages_were_lost_ends():
-    other = passing()
-    other._split(turns.gone(other.broker, b"x", other.now))
-    assert other.link is None
-    assert outstanding(other) == (1, 0)
-    assert other.sent == []
 
 
 def test_a_link_is_probed():
@@ -1537,14 +1270,6 @@ def test_a_broker_that_is_addressed_tells_which_brokers_know_more():
     nothing = {"service": "echo", "workers": 0, "abouts": []}
     assert described(mesh, "a1", broker="r") == {**nothing, "broker": "r", "brokers": ["b"]}
     assert described(mesh, "a1", broker="a1") == {**nothing, "broker": "a1", "brokers": ["a"]}
-
-
-def test_a_question_about_a_service_names_the_broker_that_is_lost():
-    other = Other(opens=True)
-    other.say(AS_WORKER, offers(), offers(b"mmi.broker.x"))
-    other.receive(request(service=b"mmi.describe", body=b"echo"))
-    other.lose()
-    assert other.sent == [error(502, "broker x cannot be reached from here")]
 
 
 def test_a_question_that_comes_back_does_not_cut_off_the_broker_that_returned_it():

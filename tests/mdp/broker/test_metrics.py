@@ -7,7 +7,7 @@ from math import isclose
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.x1_messages import cancel, failure, feed, final, leave, ready, release, request
+from support.x1_messages import cancel, failure, feed, final, leave, ready, request
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.metrics import BOUNDS, MAX_CODES, MAX_FORGOTTEN, OTHER_CODE, Metrics, ServiceMetrics, bucket_of
@@ -102,20 +102,6 @@ def test_other_ends_are_counted_by_code(world):
     assert world.echo()["outcomes"] == {"500": 1, "471": 1, "499": 1}
     (role,) = world.metrics()["roles"]
     assert role == {"name": "", "accepted": 3, "failed": 3, "outstanding": 0, "running": 0, "request_bytes": 0}
-
-
-def test_a_request_that_comes_back_is_counted(world):
-    world.after(0, ready(), ready(b"v"))
-    ((worker, _, address, *_),) = world.after(0, request())
-    world.after(1, release(address, worker))
-    assert (world.echo()["redispatched"], world.echo()["outcomes"]) == (1, {})
-
-
-def test_the_age_of_the_oldest_request_is_told(world):
-    world.after(0, request(client=b"a"))
-    world.after(2, request(client=b"b"))
-    assert world.after(1) == []
-    assert (world.echo()["queued"], world.echo()["oldest_seconds"]) == (2, 3.0)
 
 
 def test_the_counts_of_a_service_outlive_it(world):

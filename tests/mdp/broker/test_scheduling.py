@@ -69,67 +69,7 @@ def test_clients_take_turns(crowd):  # C20
     assert queue.size == 0
 
 
-def test_a_long_line_does_not_delay_another_client(crowd):  # C20
-    queue = queue_of(crowd, [(b"hog", b"h")] * 10_000 + [(b"c", b"!")])
-    assert taken(queue)[:3] == b"h!h"
-
-
-def test_what_came_back_goes_first(crowd):  # C17
-    queue = queue_of(crowd, [(b"c", b"2"), (b"d", b"x")])
-    queue.prepend(crowd.request(b"d", b"w"))
-    queue.prepend(crowd.request(b"e", b"!"))
-    assert taken(queue) == b"!w2x"
-
-
-def test_who_leaves_the_queue_does_not_change_the_turns(crowd):
-    queue = FairQueue(Tally())
-    gone = crowd.request(b"c", b"1")
-    queue.append(gone)
-    queue.append(crowd.request(b"d", b"x"))
-    queue.append(crowd.request(b"c", b"2"))
-    queue.remove(gone)
-    assert queue.size == 2
-    assert [each.body[0] for each in crowd.clients[b"c"].waiting[queue].requests] == [b"2"]
-    assert taken(queue) == b"2x"
-
-
 # ── Pool ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_worker_that_holds_the_fewest_comes_first(crowd):  # C21
-    pool = Pool()
-    many, few, more = crowd.worker(100, load=70), crowd.worker(9, load=2), crowd.worker(9, load=3)
-    for worker in (many, few, more):
-        pool.add(worker, worker.load)
-    for worker, load in ((few, 2), (more, 3), (many, 70)):
-        assert pool.least() is worker
-        pool.remove(worker, load)
-    assert pool.least() is None
-
-
-def test_among_warm_workers_that_hold_as_many_the_last_that_came(crowd):  # C21
-    pool = Pool()
-    workers = [crowd.worker(2, load=1) for _ in range(4)]
-    for worker in workers[:3]:
-        worker.warm = True
-        pool.add(worker, 1)
-    pool.add(workers[3], 1)
-    for worker in (*reversed(workers[:3]), workers[3]):
-        assert pool.least() is worker
-        pool.remove(worker, 1)
-
-
-def test_among_those_that_hold_as_many_the_first_that_came(crowd):  # C21
-    pool = Pool()
-    workers = [crowd.worker(2, load=1) for _ in range(3)]
-    for worker in workers:
-        pool.add(worker, worker.load)
-    pool.remove(workers[0], 1)
-    pool.add(workers[0], workers[0].load)
-    assert pool.least() is workers[1]
-    pool.remove(workers[1], 1)
-    assert pool.least() is workers[2]
-    assert pool.size == 2
 
 
 @pytest.mark.parametrize("loads", [(255, 256, 257), (0, 65_536), (511, 512, 768, 20_000)])
@@ -166,17 +106,6 @@ def test_a_schedule_counts_free_credit(crowd):
     assert (schedule.capacity, schedule.free, schedule.next_worker()) == (0, 0, None)
 
 
-def test_a_request_takes_the_least_loaded_worker_whether_that_holds_a_suspect_or_not(crowd):  # C21
-    schedule = Schedule()
-    clean, suspicious = crowd.worker(9, load=2), crowd.worker(9, load=1, suspects=1)
-    schedule.update(clean)
-    schedule.update(suspicious)
-    assert schedule.next_worker() is suspicious
-    suspicious.held.update({100 + n: suspicious.held[0] for n in range(2)})
-    schedule.update(suspicious)
-    assert schedule.next_worker() is clean
-
-
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("warm", [False, True])
 def test_with_equal_loads_the_least_recently_used_or_if_they_are_warm_the_most(crowd, first, warm):  # C21
@@ -203,15 +132,6 @@ def put(schedule, request):
     return request
 
 
-def test_nothing_waits_or_nobody_is_free(crowd):
-    schedule = Schedule()
-    assert schedule.next_pair(0) is None
-    put(schedule, crowd.request(b"c"))
-    put(schedule, crowd.request(b"c", attempts=1))
-    assert schedule.next_pair(0) is None
-    assert schedule.waiting == 2
-
-
 def test_suspects_go_first_and_to_workers_that_hold_none(crowd):  # C17
     schedule = Schedule()
     suspicious, clean = crowd.worker(9, load=1, suspects=1), crowd.worker(9, load=5)
@@ -221,19 +141,6 @@ def test_suspects_go_first_and_to_workers_that_hold_none(crowd):  # C17
     assert schedule.next_pair(0) == (suspect, clean)
     assert schedule.next_pair(0) == (plain, suspicious)
     assert schedule.waiting == 0
-
-
-def test_a_suspect_that_nobody_can_take_holds_up_nobody(crowd):  # C17
-    schedule = Schedule()
-    worker = crowd.worker(9, load=1, suspects=1)
-    schedule.update(worker)
-    suspect, plain = put(schedule, crowd.request(b"c", attempts=2)), put(schedule, crowd.request(b"c"))
-    assert schedule.next_pair(0) == (plain, worker)
-    assert schedule.next_pair(0) is None
-    assert schedule.suspects.size == 1
-    worker.suspects = 0
-    schedule.update(worker)
-    assert schedule.next_pair(0) == (suspect, worker)
 
 
 def test_requests_that_are_addressed_to_this_broker_take_turns_with_others(crowd):  # C44

@@ -60,23 +60,8 @@ def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
     assert server.broker.stats.mmi >= 1
 
 
-def test_a_reload_admits_new_keys_and_refuses_revoked_ones(folder, keys, context, logged):
-    with running_broker(access=load(folder / "access.toml")) as server:
-        endpoint = server.endpoints[0]
-        with client(context, endpoint, keys["shop"]) as shop:
-            assert shop.recv_multipart()
-        write(folder, '[roles.web]\nkeys = ["web.key"]\n')
-        server.reload()
-        assert logged("1 role, 1 key")
-        with client(context, endpoint, keys["web"]) as web:
-            assert web.recv_multipart()
-        with client(context, endpoint, keys["shop"]):
-            assert logged(f"unknown key {keys['shop'].public.decode()}")
-
-
-@pytest.mark.parametrize("speaks", [True, False])
-def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged, speaks):
-    """Also one that has not sent anything: it has passed the gate, and could be used later."""
+def test_a_connection_of_a_revoked_key_ends_although_it_has_not_sent_anything(folder, keys, context, logged):
+    """It has passed the gate, and could be used later."""
     with running_broker(access=load(folder / "access.toml")) as server, context.socket(zmq.DEALER) as shop:
         monitor = shop.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         with monitor:
@@ -84,9 +69,6 @@ def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged
             keys["shop"].apply(shop)
             shop.connect(server.endpoints[0])
             assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if speaks:
-                shop.send_multipart(ASK)
-                assert shop.recv_multipart()
             write(folder, "[roles.shop]\nkeys = []\n")
             server.reload()
             assert logged("1 role, 0 keys")

@@ -95,16 +95,6 @@ def test_requests_that_run_and_that_wait_are_listed(world):
     assert world.requests(b"no such service") == []
 
 
-def test_an_id_stays_while_the_state_changes(world):
-    world.after(0, ready(), request(1), request(2))
-    _, waiting = world.requests()
-    world.after(1, final())
-    (row,) = world.requests()
-    assert row == {
-        **waiting, "state": "running", "age_seconds": 1.0, "state_seconds": 0.0, "worker": 1, "attempts": 1,
-    }  # fmt: skip
-
-
 def test_requests_of_the_current_turn_wait(world):
     for message in (ready(), request(), old()):
         world.broker.receive(message, world.now)
@@ -122,11 +112,6 @@ def test_clients_are_told_apart_without_their_routing_ids(world):
     assert not {"c", "d", b"c".hex(), b"d".hex()} & {*clients}
     assert World().broker.watch._secret == world.broker.watch._secret
     assert Broker(now=0).watch._secret != Broker(now=0).watch._secret
-
-
-def test_cancelled_requests_that_a_worker_still_holds_are_not_listed(world):
-    world.after(0, ready(), request(), cancel())
-    assert world.requests() == []
 
 
 def test_too_many_requests_are_cut(world):
@@ -209,19 +194,6 @@ def test_a_running_request_is_cancelled_at_its_client_and_its_worker(world):
     assert cancelled(world, row["id"]) == [x1.error(499, "cancelled"), withdraw(FIRST)]
     assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
     assert world.broker.directory.workers[b"w"].held  # until the worker says that it has stopped
-
-
-def test_a_request_is_cancelled_by_the_address_that_its_worker_knows(world):
-    world.after(0, ready(), request())
-    assert len(cancelled(world, f"{FIRST}")) == 2
-    assert world.json(b"mmi.cancel", b"%d" % FIRST) == {"cancelled": False}
-
-
-def test_a_waiting_request_is_cancelled(world):
-    world.after(0, request(), request(2))
-    first, second = world.requests()
-    assert cancelled(world, second["id"]) == [x1.error(499, "cancelled", 2)]
-    assert world.requests() == [first]
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -351,12 +323,6 @@ def test_a_tail_ends_that_nobody_asks_for(world):
     turns.tick(world.broker, world.now + KEPT + 0.01)
     assert not world.broker.watch.active
     assert world.tail(tail=tail)["tail"] != tail
-
-
-def test_a_tail_ends_at_the_end_of_a_request_as_well(world):
-    world.tail()
-    world.after(KEPT + 1, request(service=b"none", options=b'{"wait":false}'))
-    assert not world.broker.watch.active
 
 
 def test_the_number_of_tails_is_bounded(world):
