@@ -160,21 +160,6 @@ def test_mmi_stats_reports_counts(broker):
     assert ask(broker, b"mmi.stats", b"", now=10.5) == STATS
 
 
-def test_mmi_stats_reports_failures_by_reason(broker):  # C15
-    turns.receive(broker, [b"c", b"GET / HTTP/1.1"], now=5)
-    turns.receive(broker, [b"c", b"GET / HTTP/1.1"], now=5)
-    turns.receive(broker, [b"stranger", b"MDPW02", b"\x05"], now=5)
-    turns.receive(broker, [b"\x03", b"MDPW02", b"\x06"], now=5)
-    turns.gone(broker, b"c", now=5)
-    counts = ask(broker, b"mmi.stats", b"")
-    assert {name: counts[name] for name in ("invalid", "dropped", "disconnected", "lost")} == {
-        "invalid": {"no-header": 2},
-        "dropped": {"client-gone": 2},
-        "disconnected": {"not-registered": 1},
-        "lost": {"disconnected": 1},
-    }
-
-
 def test_mmi_broker_reports_version_and_limits(broker):
     assert ask(broker, b"mmi.broker", b"", now=10.5) == {
         "name": "zmdp",
@@ -290,17 +275,6 @@ def test_a_link_that_is_down_says_why():
     turns.link_failed(pair.a, pair.link, "nothing is listening there", 4)
     row = link(broker="b", endpoint="tcp://b", state="down", trouble="nothing is listening there", up_seconds=0)
     assert ask(pair.a, b"mmi.brokers", b"") == {"name": "a", "links": [row], "brokers": [], "more": 0}
-
-
-@pytest.mark.parametrize(("mmi", "code"), [("none", 403), ("service", 403), ("all", None)])
-def test_a_role_needs_mmi_all_to_ask_about_links(mmi, code):
-    broker = Broker(now=0)
-    turns.grant(broker, {"shop": Permissions(name="shop", mmi=mmi)}, 0)
-    (answered,) = told(turns.receive(broker, request(service=b"mmi.brokers"), 0, broker.roles.named("shop")))
-    if code is None:
-        assert json.loads(answered[-1])["name"] == "broker"
-    else:
-        assert answered[1:4] == ("ERROR", 1, code)
 
 
 # ── mmi.describe ─────────────────────────────────────────────────────────────────────────────────────────────────────

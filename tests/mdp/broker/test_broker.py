@@ -399,6 +399,16 @@ def test_many_small_frames_are_charged_for_what_they_take():  # C40
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 20 - broker.registry.queued}
 
 
+def test_services_are_bounded():
+    broker = broker_with(b"w", max_services=2)
+    feed(broker, request(service=b"s1"), *[request(service=b"random%d" % n) for n in range(3)])
+    assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 3}
+    assert turns.receive(broker, ready(b"v", b"s1"), now=0) == [work(b"v")]
+    assert turns.receive(broker, ready(b"u", b"s2"), now=0) == [disconnect(b"u")]
+    assert broker.stats.disconnected == {Refusal.TOO_MANY_SERVICES: 1}
+    assert books(broker) == ([b"echo", b"s1"], [b"w", b"v"], 0, 1)
+
+
 def test_a_worker_displaces_a_service_that_only_has_requests():  # C41
     broker = broker_with(b"w", max_services=3)
     feed(broker, request(service=b"s1"), request(service=b"s2"))

@@ -24,6 +24,7 @@ from support.x1_messages import (
     partial,
     ready,
     request,
+    together,
     told,
     withdraw,
     work,
@@ -33,6 +34,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
+from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.broker.registry import REMEMBERED
@@ -439,6 +441,17 @@ def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heart
     assert feed(broker, credit(1)) == [disconnected()]
     assert turns.tick(broker, 0.9) == []
     assert told(turns.tick(broker, 1.1)) == [disconnected(b"v")]
+    assert books(broker) == ([], [], 0, 0, [])
+
+
+def test_a_draining_broker_sends_new_workers_away(caplog):
+    broker = new_broker()
+    turns.drain(broker, 0)
+    with caplog.at_level(logging.WARNING):
+        assert feed(broker, ready()) == [disconnected()]
+        assert feed(broker, together(ready(), credit(2))) == [disconnected()]  # once, whatever else is in the message
+    assert caplog.messages == []
+    assert broker.stats.disconnected == {Refusal.DRAINING: 2}
     assert books(broker) == ([], [], 0, 0, [])
 
 

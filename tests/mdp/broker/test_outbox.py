@@ -33,25 +33,6 @@ def outbox_with(*messages, port=None, **limits):
     return outbox
 
 
-def test_what_is_kept_is_sent_in_order():
-    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"]), Wire()
-    assert outbox
-    assert b"a" in outbox
-    assert list(outbox.flush(wire)) == []
-    assert wire.sent == [[b"a", b"1"], [b"a", b"2"], [b"b", b"1"]]
-    assert not outbox
-
-
-def test_a_slow_peer_does_not_hold_up_others():
-    outbox, wire = outbox_with([b"a", b"1"], [b"b", b"1"], [b"a", b"2"]), Wire(a=EAGAIN)
-    assert list(outbox.flush(wire)) == []
-    assert wire.sent == [[b"b", b"1"]]
-    assert (b"a" in outbox, b"b" in outbox) == (True, False)
-    wire.errnos.clear()
-    assert list(outbox.flush(wire)) == []
-    assert wire.sent == [[b"b", b"1"], [b"a", b"1"], [b"a", b"2"]]
-
-
 def test_a_peer_that_is_gone_is_told_of_with_the_turn_of_the_first_message_that_it_missed():
     outbox = outbox_with()
     for turn in (3, 5, 5, 8):

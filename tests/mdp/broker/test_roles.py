@@ -270,17 +270,13 @@ def test_mmi_tells_a_role_of_what_it_may_call_or_offer():
     assert len(json.loads(ask(broker, "ops", b"mmi.workers"))["workers"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("mmi", "allowed"),
-    [
-        ("none", []),
-        ("service", [b"mmi.service", b"mmi.services"]),
-        ("all", [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.else"]),
-    ],
-)
+QUESTIONS = [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.brokers", b"mmi.else"]
+
+
+@pytest.mark.parametrize(("mmi", "allowed"), [("none", []), ("service", QUESTIONS[:2]), ("all", QUESTIONS)])
 def test_mmi_is_a_permission(mmi, allowed):
     broker = broker_with(shop={"mmi": mmi})
-    for name in [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.else"]:
+    for name in QUESTIONS:
         (answered,) = receive(broker, "shop", request(service=name))
         expected = (b"c", "FINAL", 1) if name in allowed else error(403)
         assert answered[: len(expected)] == expected

@@ -228,46 +228,6 @@ def test_a_message_has_limits(implementation, bodies, counts):
         assert count == 1 or len(message[4]) <= MAX_RECORDS_BYTES
 
 
-def test_the_length_of_a_batch_tells_whether_there_is_anything(implementation):
-    each = implementation.Batch((), CX1)
-    assert (len(each), each.messages()) == (0, [])
-    for number in range(MAX_RECORDS + 2):
-        each.signal(5, number)
-        assert len(each) > 0
-    assert [len(implementation.from_client(message, 0, ROUTE, 1, 1)) for message in each.messages()] == [MAX_RECORDS, 2]
-    assert (len(each), each.messages()) == (0, [])
-
-
-def test_a_batch_begins_anew_after_a_large_record(implementation):
-    each = implementation.Batch((), WX1)
-    for frames in ([b"x" * 8000] * 100, [b"y"], [b"z" * 100_000]):
-        each.reply(4, LARGEST, frames)
-        assert implementation.from_worker(each.messages()[0], 0, ROUTE, 1 << 30, 999) == [
-            wire.Reply(ROUTE, WX1, True, LARGEST, frames)
-        ]
-
-
-def test_the_records_are_as_specified(implementation):
-    each = implementation.Batch((b"",), CX1)
-    each.request_to_broker(258, 5000, b"echo", b"{}", [b"ab", b"", b"L" * SHARED, b"c"])
-    each.request_to_worker(LARGEST, 1, 3, b"", (b"x",))
-    each.reply(4, 1, [b"L" * SHARED])
-    each.error(7, 2, 404, b"no", [b"d"], b"full", 3)
-    each.signal(11, 3)
-    each.ready(64, b"s", b"{}")
-    each.credit(9)
-    assert each.messages() == [[b"", CX1, b"\x09", bytes.fromhex(
-        "0000002b 01 0000000000000102 00001388 04" + b"echo".hex() + "0002" + b"{}".hex()
-        + "0004 00000002 6162 00000000 ffffffff 00000001 63"
-        + "00000017 02 ffffffffffffffff 00000001 03 0000 0001 00000001 78"
-        + "0000000f 04 0000000000000001 0001 ffffffff"
-        + "0000001d 07 0000000000000002 0194 0003 04" + b"full".hex() + "0002" + b"no".hex() + "0001 00000001 64"
-        + "00000009 0b 0000000000000003"
-        + "00000013 01 0000000000000000 00000040 01 73 0002" + b"{}".hex()
-        + "0000000d 0a 0000000000000000 00000009"
-    ), b"L" * SHARED, b"L" * SHARED]]  # fmt: skip
-
-
 def test_frames_may_be_memoryviews_and_attachments_stay_what_they_are(implementation):
     large, larger = memoryview(b"L" * SHARED), bytearray(b"M" * (SHARED + 1))
     each = implementation.Batch((), WX1)

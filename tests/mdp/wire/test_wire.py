@@ -365,25 +365,6 @@ def test_a_message_may_have_max_bytes():
 
 # ── envelopes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-ENVELOPES = {
-    "REQ socket": [b""],
-    "proxy": [b"hop", b""],
-    "looks like a header": [b"hop", C01, W02, b""],
-    "longest address": [b"\xff" * 255, b""],
-    "sixteen frames": [b"%d" % hop for hop in range(15)] + [b""],
-}
-
-
-@pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES)
-def test_an_envelope_becomes_part_of_the_route(envelope):  # C22
-    route = (b"id", *envelope)
-    assert from_peer(*envelope, C02, b"\x01", b"echo", b"x") == wire.Request(route, C02, b"echo", [b"x"])
-    assert from_peer(*envelope, C01, b"echo", b"x") == wire.Request(route, C01, b"echo", [b"x"])
-    assert from_peer(*envelope, W02, b"\x05") == wire.Heartbeat(route, W02)
-    assert from_broker(*envelope, C02, b"\x03", b"echo", b"x") == wire.Reply(
-        tuple(envelope), C02, True, None, [b"x"], b"echo"
-    )
-
 
 NO_ENVELOPES = {
     "seventeen frames": ([b"hop"] * 16 + [b"", W02, b"\x05"], Reason.ENVELOPE_TOO_DEEP),
@@ -429,83 +410,6 @@ NOT_FROM_BROKER = {
 @pytest.mark.parametrize(("frames", "reason"), NOT_FROM_BROKER.values(), ids=NOT_FROM_BROKER)
 def test_what_a_broker_cannot_mean_has_a_reason(frames, reason):  # C15
     assert from_broker(*frames) == Invalid(reason)
-
-
-# ── encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-ROUTE = (b"id", b"hop", b"")
-NINE = b"\0\0\0\x09"
-"""The size of a record that has only a command and an id."""
-ENCODED = {
-    "0.2 REQUEST": (wire.request_to_broker((), C02, b"echo", [b"x"]), [C02, b"\x01", b"echo", b"x"]),  # C1, C2
-    "0.1 REQUEST": (wire.request_to_broker((b"",), C01, b"echo", [b"x"]), [b"", C01, b"echo", b"x"]),  # C24
-    "0.2 PARTIAL": (
-        wire.reply_to_client(ROUTE, C02, False, b"echo", [b"x"]),
-        [*ROUTE, C02, b"\x02", b"echo", b"x"],
-    ),  # C3
-    "0.2 FINAL": (wire.reply_to_client(ROUTE, C02, True, b"echo", [b"x"]), [*ROUTE, C02, b"\x03", b"echo", b"x"]),
-    "0.1 reply": (wire.reply_to_client(ROUTE, C01, True, b"echo", [b"x"]), [*ROUTE, C01, b"echo", b"x"]),
-    "0.2 READY": (wire.ready((), W02, b"echo"), [W02, b"\x01", b"echo"]),  # C7
-    "0.1 READY": (wire.ready((b"",), W01, b"echo"), [b"", W01, b"\x01", b"echo"]),
-    "0.2 work": (wire.request_to_worker(ROUTE, W02, b"c", [b"x"]), [*ROUTE, W02, b"\x02", b"c", b"", b"x"]),
-    "0.1 work": (wire.request_to_worker(ROUTE, W01, b"c", [b"x"]), [*ROUTE, W01, b"\x02", b"c", b"", b"x"]),
-    "0.2 worker's PARTIAL": (
-        wire.reply_to_broker((), W02, wire.Kind.PARTIAL, b"c", (b"x",)),
-        [W02, b"\x03", b"c", b"", b"x"],
-    ),
-    "0.2 worker's FINAL": (
-        wire.reply_to_broker((), W02, wire.Kind.FINAL, b"c", (b"x",)),
-        [W02, b"\x04", b"c", b"", b"x"],
-    ),
-    "0.1 worker's REPLY": (
-        wire.reply_to_broker((), W01, wire.Kind.FINAL, b"c", (b"x",)),
-        [W01, b"\x03", b"c", b"", b"x"],
-    ),
-    "0.2 HEARTBEAT": (wire.heartbeat(ROUTE, W02), [*ROUTE, W02, b"\x05"]),
-    "0.1 HEARTBEAT": (wire.heartbeat(ROUTE, W01), [*ROUTE, W01, b"\x04"]),
-    "0.2 DISCONNECT": (wire.disconnect(ROUTE, W02), [*ROUTE, W02, b"\x06"]),
-    "0.1 DISCONNECT": (wire.disconnect(ROUTE, W01), [*ROUTE, W01, b"\x05"]),
-    "0.2 work, the short way": (
-        wire.request_to_worker((b"id",), W02, 12, [b"x"]),
-        [b"id", W02, b"\x02", b"12", b"", b"x"],
-    ),
-    "0.2 FINAL, the short way": (
-        wire.reply_to_client((b"id",), C02, True, b"e", [b"x"]),
-        [b"id", C02, b"\x03", b"e", b"x"],
-    ),
-    "0.2 FINAL of two frames": (
-        wire.reply_to_client((b"id",), C02, True, b"e", [b"x", b"y"]),
-        [b"id", C02, b"\x03", b"e", b"x", b"y"],
-    ),
-    "FINAL to an envelope of one frame": (
-        wire.reply_to_client((b"id", b""), C02, True, b"e", [b"x"]),
-        [b"id", b"", C02, b"\x03", b"e", b"x"],
-    ),
-    # X1
-    "X1 client's HEARTBEAT": (wire.heartbeat((b"",), CX1), [b"", CX1]),
-    "X1 worker's HEARTBEAT": (wire.heartbeat(ROUTE, WX1), [*ROUTE, WX1]),
-    "HEARTBEAT over a link, as a client": (wire.heartbeat((b"id",), CL1), [b"id", CL1]),
-    "HEARTBEAT over a link, as a worker": (wire.heartbeat((b"id",), WL1), [b"id", WL1]),
-    "DISCONNECT to an X1 client": (wire.disconnect(ROUTE, CX1), [*ROUTE, CX1, b"\x09", NINE + b"\x07" + bytes(8)]),
-    "DISCONNECT to an X1 worker": (wire.disconnect(ROUTE, WX1), [*ROUTE, WX1, b"\x09", NINE + b"\x06" + bytes(8)]),
-    "DISCONNECT with a text": (
-        wire.disconnect(ROUTE, WX1, b"why"),
-        [*ROUTE, WX1, b"\x09", b"\0\0\0\x0c\x06" + bytes(8) + b"why"],
-    ),
-    "end of a link": (  # C44
-        wire.disconnect((b"id",), WL1, b"why"),
-        [b"id", WL1, b"\x09", b"\0\0\0\x0c\x06" + bytes(8) + b"why"],
-    ),
-    "end of a link, as a client": (
-        wire.disconnect((b"id",), CL1),
-        [b"id", CL1, b"\x09", NINE + b"\x06" + bytes(8)],
-    ),
-}
-
-
-@pytest.mark.parametrize(("message", "frames"), ENCODED.values(), ids=ENCODED)
-def test_what_is_sent_is_the_specified_layout(message, frames):  # C1, C2, C3, C7, C24, C44
-    assert message == frames
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
