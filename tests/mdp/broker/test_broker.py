@@ -370,6 +370,14 @@ def test_what_else_is_over_the_limits_changes_nothing(message):  # C15
     assert (books(broker), broker.stats.dropped) == (before, {})
 
 
+@pytest.mark.parametrize("service", [b"mmi.service", b"mmi.", b"mmi.mine"])
+def test_no_worker_may_register_mmi(service):  # C25
+    broker = new_broker()
+    assert turns.receive(broker, ready(service=service), now=0) == [disconnect()]
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.stats.disconnected == {Refusal.RESERVED_NAME: 1}
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
