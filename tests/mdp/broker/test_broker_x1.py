@@ -439,6 +439,19 @@ def test_an_old_worker_is_not_told_of_a_cancel_and_its_reply_is_dropped(protocol
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
+def test_a_worker_is_told_at_once_that_it_is_registered():  # C13
+    broker = broker_with(b"w", heartbeat=1)
+    assert told(turns.tick(broker, 0.06)) == [beaten()]
+    assert turns.tick(broker, 1) == []
+    assert told(turns.tick(broker, 1.12)) == [beaten()]
+
+
+def test_a_request_tells_it_too():  # C13
+    broker = broker_with(b"w", heartbeat=1)
+    assert len(feed(broker, request())) == 1
+    assert turns.tick(broker, 0.9) == []
+
+
 def test_a_cancel_to_a_worker_stands_for_a_heartbeat():  # C13
     broker = broker_with(b"w", heartbeat=1)
     feed(broker, request())
@@ -854,11 +867,12 @@ def test_a_request_that_comes_back_is_done_by_a_worker_that_is_still_there():
 
 def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heartbeat():
     broker = broker_with(b"w", b"v")
+    assert told(turns.tick(broker, 0.1)) == [beaten(b"w"), beaten(b"v")]
     feed(broker, credit(0), credit(0, b"v"))
-    assert turns.drain(broker, 0) == []
-    assert feed(broker, credit(1)) == [disconnected()]
-    assert turns.tick(broker, 0.9) == []
-    assert told(turns.tick(broker, 1.1)) == [disconnected(b"v")]
+    assert turns.drain(broker, 0.1) == []
+    assert feed(broker, credit(1), now=0.1) == [disconnected()]
+    assert turns.tick(broker, 1) == []
+    assert told(turns.tick(broker, 1.2)) == [disconnected(b"v")]
     assert books(broker) == ([], [], 0, 0, [])
 
 
