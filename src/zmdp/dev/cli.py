@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
@@ -86,7 +86,7 @@ def _hint(made: Plan) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _locked(folder: Path) -> Generator[int]:
     """Hold the folder of this project, which is made if need be, and yield the descriptor of the file that tells by
     whom.  Raises `SettingError` if another process holds it."""
     folder.mkdir(exist_ok=True)
