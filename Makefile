@@ -224,7 +224,7 @@ bench: $(VENV)/bench.installed
 DIST := .venv-dist/bin/python -m
 COMPILED = $(foreach version,$(PYTHONS),$(call python,$(version)))
 dist:
-	@$(PYTHON) -m venv .venv-dist && $(DIST) pip install --quiet build
+	@$(PYTHON) -m venv .venv-dist && $(DIST) pip install --quiet build uv
 	rm -rf dist
 	$(DIST) build --sdist
 	ZMDP_PURE=1 $(DIST) pip wheel --quiet --no-deps --wheel-dir dist dist/zmdp-*.tar.gz

@@ -1,7 +1,7 @@
 """What the subcommands of `mdclient` share: their options, the client, and questions to the broker."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -110,7 +110,7 @@ def total_timeout(connection: dict[str, Any]) -> float:
 
 
 @contextmanager
-def advice(connection: dict[str, Any], service: str, *, wait: bool = True, on: str | None = None) -> Iterator[None]:
+def advice(connection: dict[str, Any], service: str, *, wait: bool = True, on: str | None = None) -> Generator[None]:
     """Add a remedy to the error of a request to `service`."""
     try:
         yield

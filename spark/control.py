@@ -5,7 +5,7 @@ All drivers have the operations `status` and `drain`; batches have `catalogue`, 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -26,7 +26,7 @@ ask_all = partial(control.ask_all, prefix=SPARK)
 @contextmanager
 def control_service(
     name: str, operations: Mapping[str, Operation], *, broker: str | Sequence[str], keys: ClientKeys | None = None
-) -> Iterator[None]:
+) -> Generator[None]:
     """Offer the control service of the driver `name` while the `with` block lasts.
 
     Raises `SettingError` if the name is not valid.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -227,7 +227,7 @@ def silence_py4j() -> None:
 
 
 @contextmanager
-def _sigint_preserved() -> Iterator[None]:
+def _sigint_preserved() -> Generator[None]:
     """Restore the program's SIGINT handler, which PySpark replaces when it creates a session."""
     before = signal.getsignal(signal.SIGINT)
     try:

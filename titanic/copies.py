@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +61,7 @@ def back_up(engine: Engine, target: Path) -> int:
 
 
 @contextmanager
-def _new_file(target: Path) -> Iterator[Path]:
+def _new_file(target: Path) -> Generator[Path]:
     """Yield an empty file, which takes the name `target` at the end of the block, or is deleted if that fails."""
     descriptor, name = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".part", dir=target.parent)
     part = Path(name)
@@ -125,7 +125,7 @@ def move(source: URL, target: Engine) -> dict[str, int]:
 
 
 @contextmanager
-def _alone(url: URL) -> Iterator[Connection]:
+def _alone(url: URL) -> Generator[Connection]:
     """Yield a connection in a transaction to a SQLite file that no other program has open until the end."""
     path = str(url.database)
     if not os.path.isfile(path):

@@ -9,7 +9,7 @@ Titanic's tables, so it is part of the transaction of whoever enqueues it.  See 
 """
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -267,7 +267,7 @@ def __getattr__(name: str) -> Any:
 
 
 @contextmanager
-def connection_to(alias: str = "default") -> Iterator[Connection]:
+def connection_to(alias: str = "default") -> Generator[Connection]:
     """Open a SQLAlchemy connection over Django's to the database `alias`, for `enqueue`.
 
     What is executed is part of the current `transaction.atomic()`, or without one, a transaction of its own.
@@ -279,7 +279,7 @@ def connection_to(alias: str = "default") -> Iterator[Connection]:
 
 
 @contextmanager
-def _borrowed(alias: str) -> Iterator[Connection]:
+def _borrowed(alias: str) -> Generator[Connection]:
     """Open such a connection without a transaction: Django alone begins and ends them."""
     wrapper = connections[alias]
     wrapper.ensure_connection()

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ def source_folders(modules: Iterable[str]) -> list[Path]:
 
 
 @contextmanager
-def watch_sources(folders: Iterable[Path], changed: Callable[[str], object]) -> Iterator[None]:
+def watch_sources(folders: Iterable[Path], changed: Callable[[str], object]) -> Generator[None]:
     """Call `changed` with what has changed when Python files in these folders do, in a thread, during the block."""
     from watchfiles import PythonFilter, watch  # noqa: PLC0415 - an optional dependency
 

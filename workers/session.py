@@ -194,6 +194,9 @@ class WorkerSession:
         self.heartbeats.command_received(now)
 
     def _heartbeat_received(self, now: float) -> None:
+        if self._x1 and not self.heartbeats.heard:
+            self._command_received(now)  # the answer to READY, which says nothing about the broker's interval
+            return
         if not self.heartbeats.heard:
             self.failover.heard()
         self.heartbeats.heartbeat_received(now)

@@ -125,7 +125,9 @@ class WorkerDialog(Part):
             worker.limits = command.limits
             directory.add_worker(worker, now, command.about)
             self._compare_limits(service, now)
-            self.beats.set(worker, now + limits.heartbeat)
+            if worker.header == wire.WX1:  # HEARTBEAT, or a REQUEST before it, says at once that READY was accepted
+                worker.last_sent -= limits.heartbeat
+            self.beats.set(worker, worker.last_sent + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
             self._shared.journal.note(

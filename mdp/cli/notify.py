@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
@@ -108,7 +108,7 @@ def event_loop() -> Callable[[], bool]:
 
 
 @contextmanager
-def reloading() -> Iterator[None]:
+def reloading() -> Generator[None]:
     """Say RELOADING, and READY at the end of the block."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:

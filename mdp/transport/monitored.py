@@ -9,7 +9,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..keys import ClientKeys
 from .multipart import receive
-from .reach import REFUSED, why_not_begun, why_refused
+from .reach import REFUSED, nothing_listens, why_not_begun, why_refused
 from .sockets import Context, dealer
 
 
@@ -91,7 +91,7 @@ class MonitoredDealer:
             return "the program that listens there closed the connection: is it a broker?"
         if report.event == zmq.Event.CONNECT_RETRIED:  # and nothing before, which would have been told
             return why_not_begun()
-        return f"nothing is listening there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one"
+        return nothing_listens(self.endpoint)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close both.  The last messages may take so many milliseconds to leave."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ..defaults import DEFAULT_ENDPOINT
 from ..errors import BrokerUnreachable, SettingError
 from ..keys import ClientKeys
 from .descriptors import check_descriptors
@@ -54,7 +55,7 @@ def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None
             with sockets.socket(sockets.AF_UNIX) as probe:
                 probe.connect(endpoint.removeprefix("ipc://"))
     except (ConnectionRefusedError, FileNotFoundError):
-        return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
+        return nothing_listens(endpoint)
     except (PermissionError, sockets.gaierror) as error:
         return error.strerror
     except SettingError as error:  # too few descriptors
@@ -71,6 +72,12 @@ def why_not_begun() -> str:
     except SettingError as error:
         return str(error)
     return NOT_BEGUN
+
+
+def nothing_listens(endpoint: str) -> str:
+    """Return that nothing listens at `endpoint`, and what would."""
+    dev = "`zmdp dev` or " if endpoint == DEFAULT_ENDPOINT else ""
+    return f"nothing is listening there. Is the broker running? {dev}`mdp-broker --bind {endpoint}` starts one"
 
 
 def why_refused(event: int, value: int, keys: ClientKeys | None, endpoint: str = "") -> str | None:

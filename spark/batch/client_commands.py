@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -195,7 +195,7 @@ def _submit(
 
 
 @contextmanager
-def _told_once(as_json: bool, deadline: float | None = None) -> Iterator[None]:
+def _told_once(as_json: bool, deadline: float | None = None) -> Generator[None]:
     """Make errors of a request say what happened once: JSON that repeats the text is for `--json`."""
     try:
         yield

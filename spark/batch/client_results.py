@@ -6,7 +6,7 @@ They only talk to the broker.  Writing Parquet needs PyArrow; nothing else does.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -76,7 +76,7 @@ def _find(client: Client, job: str) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def _opened(output: str) -> Iterator[IO[bytes]]:
+def _opened(output: str) -> Generator[IO[bytes]]:
     """Yield stdout, or a file that appears at the end of the block."""
     if output == "-":
         yield sys.stdout.buffer

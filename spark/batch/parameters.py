@@ -1,6 +1,6 @@
 """Bind the parameters of a query to values of their types in Spark."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def bound(session: "SparkSession", spec: Query, job: str) -> Iterator[Any]:
+def bound(session: "SparkSession", spec: Query, job: str) -> Generator[Any]:
     """Yield `args` for `session.sql` while the block runs the query.  Raises `ServiceError` 422 for a value's misfit.
 
     Spark takes literals only, of which it has none for the types of NULLs, or for lists whose items differ in digits.

@@ -7,7 +7,7 @@ the catalog.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -125,7 +125,7 @@ class RequestTables:
 @contextmanager
 def request_tables(
     session: "SparkSession", catalogue: Catalogue, schemas: Schemas, role: Role
-) -> Iterator[RequestTables]:
+) -> Generator[RequestTables]:
     """Offer the catalogue's tables to a request, in its thread.  Raises what the block raises."""
     tables = RequestTables(session, catalogue, schemas, role)
     try:

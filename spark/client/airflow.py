@@ -5,7 +5,7 @@ It is imported by Airflow's workers, its triggerer, and whatever reads the DAGs;
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -50,7 +50,7 @@ class _Waiting(BaseOperator):  # type: ignore[misc]  # Airflow's types are not k
         self.broker, self.key, self.broker_key, self.deferrable = broker, key, broker_key, deferrable
 
     @contextmanager
-    def titanic(self) -> Iterator[Titanic]:
+    def titanic(self) -> Generator[Titanic]:
         with Client(self.broker, timeout=60, key=self.key, broker_key=self.broker_key) as client:
             yield Titanic(client)
 
@@ -255,7 +255,7 @@ class SparkJobTrigger(BaseTrigger):  # type: ignore[misc]
                 await ticket.close()
 
     @asynccontextmanager
-    async def _ticket(self) -> AsyncIterator[AsyncTicket[Reply, Reply]]:
+    async def _ticket(self) -> AsyncGenerator[AsyncTicket[Reply, Reply]]:
         connection = {name: self.settings[name] for name in _Waiting.template_fields}
         async with AsyncClient(timeout=60, **connection) as client:
             yield AsyncTitanic(client).ticket(self.settings["uuid"])

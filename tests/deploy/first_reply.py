@@ -30,6 +30,13 @@ def command(name: str, *arguments: str) -> list[str]:
     return [found, *arguments]
 
 
+def words_of_the_readme() -> str:
+    """Return the README's words.py."""
+    module = re.search(r"^```python\n(# words.py\n.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert module is not None
+    return module[1]
+
+
 def main() -> None:
     """Run the request."""
     if sys.argv[1:]:
@@ -60,9 +67,7 @@ def main() -> None:
         fetch = command("titanic", "reply", uuid, "--wait", "--timeout", "60", "--broker", endpoint)
         reply = subprocess.check_output(fetch, text=True)
         assert reply.strip() == "hello", reply
-        module = re.search(r"^```python\n(# words.py\n.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-        assert module is not None
-        (folder / "words.py").write_text(module[1])
+        (folder / "words.py").write_text(words_of_the_readme())
         dev = start("zmdp", "dev", "words:services", cwd=folder)
         assert dev.stdout is not None
         endpoint = dev.stdout.readline().split()[-1]

@@ -13,10 +13,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from deploy.first_reply import words_of_the_readme
 from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
+UVX = ROOT / ".venv-dist" / "bin" / "uvx"
 PYTHONS = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
 
 pytestmark = pytest.mark.long
@@ -28,10 +30,10 @@ def python_for(wheel: Path) -> str:
     if tag.interpreter in {"py3", f"cp3{sys.version_info.minor}"}:
         return sys._base_executable
     version = f"3.{tag.interpreter.removeprefix('cp3')}"
-    found = sorted(PYTHONS.glob(f"{version}.*/bin/python{version}"))
-    if not found:
-        pytest.skip(f"there is no Python {version}")
-    return str(found[-1])
+    for found in [*sorted(PYTHONS.glob(f"{version}.*/bin/python{version}"), reverse=True), f"/usr/bin/python{version}"]:
+        if Path(found).exists():
+            return str(found)
+    pytest.skip(f"there is no Python {version}")
 
 
 def processor_seconds() -> float:
@@ -85,6 +87,23 @@ def test_a_wheel_needs_no_compiler(wheel, request, tmp_path):
     said = first_reply(python, env, tmp_path, "pure" if wheel.name.endswith("-none-any.whl") else "compiled")
     took, used = time.perf_counter() - began, processor_seconds() - used
     print(f"{said}; {took:.1f} s since its environment was made, {used:.1f} s of processor time")
+
+
+@pytest.mark.skipif(not UVX.exists(), reason="there is no uv (make dist)")
+def test_the_first_minute_by_name_with_uvx(pure_wheel, tmp_path):
+    _, env = install(pure_wheel, tmp_path / "clean")  # which leaves what it needs in `found`
+    (tmp_path / "words.py").write_text(words_of_the_readme())
+    env |= {"UV_CACHE_DIR": str(tmp_path / "cache"), "MDP_BROKER": "", "PATH": os.environ["PATH"]}
+    zmdp = [UVX, "--python", sys._base_executable, "--offline", "--no-index"]
+    zmdp += ["--find-links", tmp_path / "clean" / "found", "--from", "zmdp", "zmdp"]
+    dev = subprocess.Popen([*zmdp, "dev", "words:services"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        env["MDP_BROKER"] = dev.stdout.readline().split()[-1]
+        call = [*zmdp, "call", "words.count", '"hello big world"', "--wait", "--timeout", "60"]
+        assert subprocess.check_output(call, cwd=tmp_path, env=env, text=True) == "3\n"
+    finally:
+        dev.terminate()
+        dev.communicate()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="there are no wheels of such old releases for newer Pythons")

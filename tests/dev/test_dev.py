@@ -151,14 +151,14 @@ def test_a_second_one_in_the_same_folder_is_refused(started):
     refused = run("zmdp", "dev", "words:services", cwd=started.folder, **ENVIRONMENT)
     assert (refused.returncode, refused.stdout) == (2, b"")
     told = refused.stderr.decode()
-    assert f"zmdp dev runs in {started.folder} already" in told
+    assert f"it runs in {started.folder} already" in told
     assert f"(process {started.process.pid}, broker {started.broker})" in told
 
 
 def test_one_in_another_folder_has_addresses_of_its_own_and_ends_on_ctrl_c(started, tmp_path):
     with dev(tmp_path) as other:
         assert not {*other.addresses.values()} & {*started.addresses.values()} - {".zmdp/titanic.db"}
-        assert f"MDP_BROKER={other.broker} zmdp call" in other.process.line("all are ready")
+        assert f"export MDP_BROKER={other.broker}`" in other.process.line("all are ready")
         assert other.call("words.count", "one two") == 2
         programs = other.programs()
         assert other.process.end(signal.SIGINT) == 0
@@ -211,4 +211,4 @@ def test_what_cannot_be_served_ends_all(target, told, tmp_path):
     assert done.returncode == 2
     log = done.stderr.decode()
     assert told in next(line for line in log.splitlines() if line.startswith("worker  | mdworker: "))
-    assert "zmdp    | worker could not start: it exited with 2" in log
+    assert log.splitlines()[-1] == "zmdp    | worker could not start: it exited with 2, and its lines say why"

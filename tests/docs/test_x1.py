@@ -69,6 +69,8 @@ class World:
         self._brokers = [self._broker]
         if service:
             self._hear("worker", message_of("worker", [["READY", "credit=1", service]]))
+            self._now += 0.1
+            turns.tick(self._broker, self._now)  # the worker is told that it is registered
 
     def take(self, entry):
         """Perform `entry`, unless it is a message of the broker, and record what is sent."""

@@ -793,6 +793,15 @@ def test_a_heartbeat_an_interval(protocol: str) -> None:
     assert session.take_messages() == [heartbeat(protocol)]
 
 
+def test_the_answer_to_ready_teaches_no_interval() -> None:  # C13
+    session = connected()
+    session.receive(heartbeat("X1"), 100.1)
+    assert session.heartbeats.heard
+    session.tick(100.9)
+    assert session.take_messages() == []
+    assert session.deadline() == 101.0
+
+
 @pytest.mark.parametrize("end", ["FINAL", "ERROR"])
 @pytest.mark.parametrize("protocol", ["X1", "0.2"])
 def test_no_heartbeat_within_an_interval_of_another_command(protocol: str, end: str) -> None:

@@ -1,6 +1,6 @@
 """Move rows between Titanic's database and Arrow: PostgreSQL through ADBC, which uses COPY, SQLite through Python."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -44,7 +44,7 @@ def check_database(engine: Engine) -> None:
 
 
 @contextmanager
-def connect_arrow(db: str, *, write: bool) -> "Iterator[Sqlite | Postgresql]":
+def connect_arrow(db: str, *, write: bool) -> "Generator[Sqlite | Postgresql]":
     """Connect to the database at `db` for the block.  Raises `SettingError` if it or its driver is missing."""
     url = schema.database_url(db)
     if schema.is_sqlite(url):

@@ -6,7 +6,7 @@ Tasks may be retried or run twice, and writes repeated; in the end somebody says
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -139,7 +139,7 @@ class ArrowWrite:
         staging.discard_write(connection, self.write)
 
     @contextmanager
-    def _opened(self) -> Iterator[Engine]:
+    def _opened(self) -> Generator[Engine]:
         engine = open_database(self.db, write=True)
         try:
             yield engine

@@ -1,6 +1,6 @@
 """What the commands that open the database have in common."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 
 import click
@@ -23,7 +23,7 @@ Begin = Callable[[], AbstractContextManager[Connection]]
 
 
 @contextmanager
-def database_errors(db: str) -> Iterator[None]:
+def database_errors(db: str) -> Generator[None]:
     """Convert the database's errors to one-line errors."""
     try:
         yield
@@ -33,7 +33,7 @@ def database_errors(db: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened_engine(db: str, **how: bool) -> Iterator[Engine]:
+def opened_engine(db: str, **how: bool) -> Generator[Engine]:
     """Yield an engine that `schema.open_engine` opens, and close its connections."""
     engine = schema.open_engine(schema.database_url(db), **how)
     try:
@@ -44,7 +44,7 @@ def opened_engine(db: str, **how: bool) -> Iterator[Engine]:
 
 
 @contextmanager
-def opened_tables(db: str, *, write: bool = False) -> Iterator[Begin]:
+def opened_tables(db: str, *, write: bool = False) -> Generator[Begin]:
     """Check the tables and yield a function that begins a transaction."""
     with opened_engine(db, write=write) as engine:
         with engine.begin() as connection:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -198,7 +198,7 @@ def _check_is_no_database(output: Path, db: str) -> None:
 
 
 @contextmanager
-def _completed(output: Path) -> Iterator[Path]:
+def _completed(output: Path) -> Generator[Path]:
     """Yield where to write a file, which takes the place of `output` when it is complete, and is deleted otherwise."""
     if output == _STDOUT or (output.exists() and not output.is_file()):  # such as /dev/stdout
         yield output

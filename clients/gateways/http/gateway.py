@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -85,7 +85,7 @@ class Gateway:
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def admit(self, size: int = 0) -> Iterator[None]:
+    def admit(self, size: int = 0) -> Generator[None]:
         """Count a request, with a body of `size` bytes, as outstanding.  Raises `Problem` if there are too many."""
         self.enter(size)
         try:
@@ -120,7 +120,7 @@ def _is_address(host: bytes) -> bool:
 
 
 @contextmanager
-def on_disconnect(receive: Any, then: Callable[[], None]) -> Iterator[None]:
+def on_disconnect(receive: Any, then: Callable[[], None]) -> Generator[None]:
     """Within this context, call `then` once the client of a request disconnects, whose body has been read."""
     watching = asyncio.ensure_future(_watch(receive, then))
     try:

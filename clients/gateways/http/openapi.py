@@ -1,6 +1,6 @@
 """The description of the gateway, with the services that exist now: `/openapi.json`, a page for people, and links."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -167,7 +167,7 @@ def _bodies(service: str, about: About, components: Components) -> tuple[dict[st
 
 
 def _operation(
-    summary: str, responses: Mapping[str, Any], *failures: str, parameters: Iterable[Any] = (), **more: Any
+    summary: str, responses: Mapping[str, Any], *failures: str, parameters: Collection[Any] = (), **more: Any
 ) -> dict[str, Any]:
     failed = {status: _problem(_TITLES[status]) for status in failures}
     listed = {"parameters": list(parameters)} if parameters else {}

@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
@@ -16,7 +16,7 @@ from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.transport.brokers import BROKER_VARIABLE
 from . import runner
-from .programs import FOLDER, Choice, Plan, plan, procfile
+from .programs import BROKER_PORT, FOLDER, Choice, Plan, plan, procfile
 
 LOCK: Final = "dev.lock"
 
@@ -82,11 +82,12 @@ def cli(
 def _hint(made: Plan) -> str:
     """Return how to call a service from another terminal."""
     elsewhere = made.endpoint not in {None, DEFAULT_ENDPOINT}
-    return f"call a service: {f'{BROKER_VARIABLE}={made.endpoint} ' if elsewhere else ''}zmdp call NAME VALUE"
+    first = f"port {BROKER_PORT} is not free, so callers need `export {BROKER_VARIABLE}={made.endpoint}`; "
+    return f"{first if elsewhere else ''}call a service: zmdp call NAME VALUE"
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _locked(folder: Path) -> Generator[int]:
     """Hold the folder of this project, which is made if need be, and yield the descriptor of the file that tells by
     whom.  Raises `SettingError` if another process holds it."""
     folder.mkdir(exist_ok=True)
@@ -98,7 +99,7 @@ def _locked(folder: Path) -> Iterator[int]:
         except BlockingIOError:
             who = os.read(descriptor, 1000).decode(errors="replace") or "it has just started"
             raise SettingError(
-                f"zmdp dev runs in {Path.cwd()} already ({who}): stop that one with Ctrl-C, or use another folder"
+                f"it runs in {Path.cwd()} already ({who}): stop that one with Ctrl-C, or use another folder"
             ) from None
         os.ftruncate(descriptor, 0)
         yield descriptor

@@ -202,15 +202,15 @@ class _Session:
         await self._ended.wait()
         starting.cancel()
         code = 0
-        for runner, task in self._running.items():
-            if task.done() and not self._signals:
-                code = task.result() or EXIT_FAILED
-                self._log.say(SELF, f"{runner.name} could not start: it {_shown(code)}")
+        failed = [(runner, task) for runner, task in self._running.items() if task.done() and not self._signals]
         for runner, task in reversed(self._running.items()):
             ended = await runner.end(task)
-            if ended and not code:
+            if ended and not code and not failed:
                 code = EXIT_FAILED
                 self._log.say(SELF, f"{runner.name} {_shown(ended)}: it was not finished")
+        for runner, task in failed:  # last, where it is seen
+            code = task.result() or EXIT_FAILED
+            self._log.say(SELF, f"{runner.name} could not start: it {_shown(code)}, and its lines say why")
         return code
 
     async def _start(self, hint: str) -> None:

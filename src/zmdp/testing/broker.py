@@ -3,7 +3,7 @@
 import random
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import zmq
@@ -56,7 +56,7 @@ def running_broker(
     pirate_workers: Sequence[tuple[str, str | bytes]] = (),
     name: str = "",
     links: Sequence[LinkTo] = (),
-) -> Iterator[Server]:
+) -> Generator[Server]:
     """Run a broker in a thread, by default on a free loopback port; its endpoint is `server.endpoints[0]`.
 
         with running_broker() as server, Client(server.endpoints[0]) as client:

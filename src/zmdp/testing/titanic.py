@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from ..titanic.server import Server
 
 
 @contextmanager
-def running_titanic(broker: str, db: str) -> Iterator[Server]:
+def running_titanic(broker: str, db: str) -> Generator[Server]:
     """Run a Titanic in a thread.
 
         with running_broker() as server, running_titanic(server.endpoints[0], "test.db"): ...

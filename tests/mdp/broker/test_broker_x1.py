@@ -168,6 +168,22 @@ def test_a_client_is_told_that_a_handler_hung_before_its_time_passed():
     assert not broker.registry.why_given_up
 
 
+# ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_is_told_at_once_that_it_is_registered():  # C13
+    broker = broker_with(b"w", heartbeat=1)
+    assert told(turns.tick(broker, 0.06)) == [beaten()]
+    assert turns.tick(broker, 1) == []
+    assert told(turns.tick(broker, 1.12)) == [beaten()]
+
+
+def test_a_request_tells_it_too():  # C13
+    broker = broker_with(b"w", heartbeat=1)
+    assert len(feed(broker, request())) == 1
+    assert turns.tick(broker, 0.9) == []
+
+
 # ── why a request is dropped ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -436,11 +452,12 @@ def test_each_client_that_waits_for_something_is_told_once_that_the_broker_drain
 
 def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heartbeat():
     broker = broker_with(b"w", b"v")
+    assert told(turns.tick(broker, 0.1)) == [beaten(b"w"), beaten(b"v")]
     feed(broker, credit(0), credit(0, b"v"))
-    assert turns.drain(broker, 0) == []
-    assert feed(broker, credit(1)) == [disconnected()]
-    assert turns.tick(broker, 0.9) == []
-    assert told(turns.tick(broker, 1.1)) == [disconnected(b"v")]
+    assert turns.drain(broker, 0.1) == []
+    assert feed(broker, credit(1), now=0.1) == [disconnected()]
+    assert turns.tick(broker, 1) == []
+    assert told(turns.tick(broker, 1.2)) == [disconnected(b"v")]
     assert books(broker) == ([], [], 0, 0, [])
 
 

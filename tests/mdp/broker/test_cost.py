@@ -78,14 +78,15 @@ def numbered(number, client=b"c", service=b"echo", **settings):
 
 def broker_with(messages):
     """Return a broker that has received `messages`, and whose log no longer writes a line for each worker."""
-    broker = Broker(now=0)
+    broker = Broker(now=-0.2)
     # The log writes the first WORKER_LINES registrations of a period and counts the others.  Without these workers,
     # a small crowd would be below that bound and a large one above, and the steps would differ in this alone.
     for _ in range(WORKER_LINES):
-        turns.receive(broker, ready(b"early"), 0)
-        turns.receive(broker, [b"early", b"MDPW02", b"\x06"], 0)
+        turns.receive(broker, ready(b"early"), -0.2)
+        turns.receive(broker, [b"early", b"MDPW02", b"\x06"], -0.2)
     for message in messages:
-        turns.receive(broker, message, 0)
+        turns.receive(broker, message, -0.2)
+    turns.tick(broker, -0.1)  # the workers are told that they are registered
     return broker
 
 

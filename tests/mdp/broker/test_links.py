@@ -922,7 +922,7 @@ def test_many_services_are_announced_in_parts():
 
 def test_the_deadline_is_when_something_can_be_announced():
     mesh = pair()
-    mesh.receive("b", ready(b"w2", b"other"))
+    mesh.receive("b", [b"w2", b"MDPW02", b"\x01", b"other"])
     due = mesh["b"].deadline()
     assert mesh.now < due <= mesh.now + 0.05
     assert b"other" not in mesh["a"].directory.reachable
