@@ -14,11 +14,11 @@ from ..mdp.middleware import surrounded
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
-from .arguments import RequestArguments, SendArguments, StreamArguments, checked_body, checked_timeout, in_group
-from .call import Call, encode_options
+from .arguments import RequestArguments, SendArguments, StreamArguments, checked_timeout
+from .call import Call
 from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .describing import DESCRIBE, Inquiry
-from .dialog import Ask, Dialog, Receiver
+from .dialog import Ask, Dialog, Receiver, new_ask
 from .inbox import AsyncInbox
 from .legacy import LegacyDialog
 from .many import MapSettings, checked_settings, rows_of_async
@@ -155,7 +155,7 @@ class AsyncClient:
         reply: asyncio.Future[Reply] = asyncio.Future(loop=self._loop)
         call = None
         try:
-            call = self._dialog.begin(reply, ask, encode_options(ask.options, headers, ask.wait))
+            call = self._dialog.begin(reply, ask, ask.encoded(headers))
             found = await reply
         except BaseException as error:
             if call is not None:
@@ -193,8 +193,7 @@ class AsyncClient:
         """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         again = self._retry if retry is None else checked_retry(retry, self.protocol)
-        name, body = wire.service_name(service), checked_body(frames)
-        return Ask(name, body, limit, None, 0, False, wait, headers, in_group(options, group), again)
+        return new_ask(service, frames, limit, wait, headers, group, options, again)
 
     @overload
     def stream(self, service: Streaming[None, O], **how: Unpack[StreamArguments]) -> AsyncGenerator[O, None]: ...
@@ -254,7 +253,8 @@ class AsyncClient:
     ) -> AsyncGenerator[Reply, None]:
         end = None if deadline is None else checked_timeout(deadline, "deadline")
         silence = None if timeout is None else checked_timeout(timeout)
-        ask = self._ask(service, frames, timeout=end, **how)._replace(silence=silence, stream=True)
+        ask = self._ask(service, frames, timeout=end, **how)
+        ask.silence, ask.stream = silence, True
         self._check_usable()
         parts = await self._surrounded(self._parts, ask) if self._middleware else self._parts(ask)
         try:
@@ -269,7 +269,7 @@ class AsyncClient:
         inbox = AsyncInbox()
         failed: ZmdpError | None = None
         try:
-            inbox.call = self._dialog.begin(inbox, ask, encode_options(ask.options, headers, ask.wait))
+            inbox.call = self._dialog.begin(inbox, ask, ask.encoded(headers))
             while True:
                 part = await inbox.get()
                 yield part
@@ -470,9 +470,10 @@ class AsyncClient:
             SettingError: An argument is invalid, or the protocol is not X1.
             ClosedError: The client is closed, or belongs to another process.
         """
-        ask = self._ask(service, frames, **how)._replace(stream=True)
+        ask = self._ask(service, frames, **how)
+        ask.stream = True
         self._check_usable()
-        return self._x1().begin(receiver, ask, encode_options(ask.options, ask.headers, ask.wait))
+        return self._x1().begin(receiver, ask, ask.encoded(ask.headers))
 
     def cancel(self, call: Call) -> None:
         """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
-from .call import Outcome, encode_options
+from .call import Outcome
 from .dialog import Ask, Dialog
 from .futures import ClientThreads, ReplyFuture
 from .inbox import Inbox, ThreadInbox
@@ -100,7 +100,7 @@ class BlockingDialog:
         if tracing.concerns_calls():
             headers, finish = tracing.calling(ask.service.decode(), headers, ask.timeout)
         try:
-            self._loop.call(self._begin, receiver, ask, encode_options(ask.options, headers, ask.wait))
+            self._loop.call(self._begin, receiver, ask, ask.encoded(headers))
         except BaseException as error:
             self._loop.call(self._cancel, receiver)  # Ctrl-C may have come after it was handed over
             if finish is not None:

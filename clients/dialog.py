@@ -6,34 +6,69 @@ connection; the client above it checks arguments, encodes values and knows which
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from asyncio import Future
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from .call import Outcome
+from ..mdp import wire
+from .arguments import checked_body, in_group
+from .call import Outcome, encode_options
 from .reply import Reply
 from .retry import Retry
 
 
-class Ask(NamedTuple):
-    """A request as a client makes it, with all arguments checked."""
+class Ask:
+    """A request as a client makes it, with all arguments checked, except those that `encode_options` checks."""
 
-    service: bytes
-    body: Sequence[bytes]
-    """The frames."""
-    timeout: float | None = None
-    """Seconds until the FINAL must have arrived."""
-    silence: float | None = None
-    """Seconds within which something must arrive, a PARTIAL or the FINAL."""
-    retries: int = 0
-    """How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for it: there, a
-    broker that is lost is noticed at once."""
-    stream: bool = False
-    """Whether parts are delivered as they arrive."""
-    wait: bool = True
-    headers: Mapping[str, str] | None = None
-    options: Mapping[str, Any] | None = None
-    retry: Retry | None = None
-    """After which errors, and how often, to send it again."""
+    __slots__ = (
+        "body", "headers", "options", "retries", "retry", "service", "silence", "stream", "timeout", "wait",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        timeout: float | None = None,
+        silence: float | None = None,
+        retries: int = 0,
+        stream: bool = False,
+        wait: Any = True,
+        headers: Any = None,
+        options: Any = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self.service = service
+        self.body = body
+        """The frames."""
+        self.timeout = timeout
+        """Seconds until the FINAL must have arrived."""
+        self.silence = silence
+        """Seconds within which something must arrive, a PARTIAL or the FINAL."""
+        self.retries = retries
+        """How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for it: there,
+        a broker that is lost is noticed at once."""
+        self.stream = stream
+        """Whether parts are delivered as they arrive."""
+        self.wait = wait
+        self.headers = headers
+        self.options = options
+        self.retry = retry
+        """After which errors, and how often, to send it again."""
+
+    def encoded(self, headers: Any) -> bytes:
+        """Return its options as `encode_options` does, with its `wait`, and these headers in place of its own."""
+        return encode_options(self.options, headers, self.wait)
+
+
+def new_ask(
+    service: Any, frames: Any, timeout: Any, wait: Any, headers: Any, group: Any, options: Any, retry: Retry | None
+) -> Ask:
+    """Return the request that these arguments describe.  Raises `SettingError` for a service, body or group that is
+    invalid."""
+    body = frames if len(frames) == 1 and type(frames[0]) is bytes else checked_body(frames)
+    if group != "":
+        options = in_group(options, group)
+    return Ask(wire.service_name(service), body, timeout, None, 0, False, wait, headers, options, retry)
 
 
 class Receiver(Protocol):
@@ -82,7 +117,7 @@ class Dialog(Protocol):
 
 def deliver(receiver: Any, outcome: Outcome) -> None:
     """Give a receiver an outcome; one that raises must not keep the others from getting theirs."""
-    if type(receiver) is not asyncio.Future:
+    if type(receiver) is not Future:
         try:
             receiver.put(outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the receiver's

@@ -22,12 +22,11 @@ from .arguments import (
     checked_body,
     checked_retries,
     checked_timeout,
-    in_group,
 )
 from .blocking import BlockingDialog
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .describing import DESCRIBE, Inquiry
-from .dialog import Ask
+from .dialog import Ask, new_ask
 from .many import MapSettings, checked_settings, rows_of
 from .middleware import ClientMiddleware, MiddlewareDialog, checked_middleware
 from .reply import Reply, is_available
@@ -567,15 +566,13 @@ class Client:
 
         X1 allows `timeout × (1 + retries)` seconds; a legacy protocol sends the request again after each `timeout`.
         """
-        name, body = wire.service_name(service), checked_body(frames)
         each = self._timeout if timeout is None else checked_timeout(timeout)
         tries = self._retries if retries is None else checked_retries(retries)
         again = self._retry if retry is None else checked_retry(retry, self.protocol)
         if self.protocol != "X1":
             check_legacy(not wait, headers, group, options, retry)
-            return Ask(name, body, None, each, tries)
-        options = in_group(options, group)
-        return Ask(name, body, each * (1 + tries), None, 0, False, wait, headers, options, again)
+            return Ask(wire.service_name(service), checked_body(frames), None, each, tries)
+        return new_ask(service, frames, each * (1 + tries), wait, headers, group, options, again)
 
     def _stream_ask(
         self,
@@ -587,11 +584,12 @@ class Client:
     ) -> Ask:
         """Do the same for a stream, whose `timeout` limits the silence between its parts."""
         ask = self._ask(service, frames, **how)
+        ask.stream = True
         if self.protocol != "X1":
             check_legacy(deadline)
-            return ask._replace(stream=True)
-        end = None if deadline is None else checked_timeout(deadline, "deadline")
-        return ask._replace(timeout=end, silence=ask.timeout, stream=True)
+        else:
+            ask.silence, ask.timeout = ask.timeout, None if deadline is None else checked_timeout(deadline, "deadline")
+        return ask
 
     def _usable(self) -> BlockingDialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.

@@ -142,4 +142,7 @@ def outgoing(ask: Ask) -> OutgoingRequest:
 def changed(ask: Ask, request: OutgoingRequest) -> Ask:
     """Return the request as middleware has left it.  Raises `SettingError` if it is invalid."""
     name, body = wire.service_name(request.service), checked_body(request.body)
-    return ask._replace(service=name, body=body, headers=request.headers, options=request.options)
+    return Ask(
+        name, body, ask.timeout, ask.silence, ask.retries, ask.stream, ask.wait, request.headers, request.options,
+        ask.retry,
+    )  # fmt: skip

@@ -364,16 +364,16 @@ class ClientSession:
                 self._move(call, now)
 
     def _answered(self, call: Call, answer: wire.Reply, now: float) -> None:
-        service = call.service.decode()
         body = answer.body
         if answer.final:
             failure = wire.parse_error(body)  # from a worker whose dialect has no ERROR
             if failure is not None:
-                self._failed(call, ServiceError(failure[0], failure[1], service=service), now)
+                self._failed(call, ServiceError(failure[0], failure[1], service=call.service.decode()), now)
                 return
             self._forget(call)
             self.events.append((call, call.complete(body)))
             return
+        service = call.service.decode()
         if call.silence is not None:
             self._due.clear(call)
             self._set_due(call, now)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from asyncio import Future
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -142,7 +143,7 @@ class X1Dialog:
         tasks = False
         for call, outcome in delivered:
             receiver = call.receiver
-            tasks |= type(receiver) is asyncio.Future
+            tasks |= type(receiver) is Future
             if receiver is None:
                 continue  # it was cancelled by another receiver, a moment ago
             if call.ended and (not isinstance(outcome, Reply) or outcome.final):

@@ -45,6 +45,9 @@ class Handled(Protocol):
         """The headers that the client sent.  They are parsed when first used, so nothing here reads them needlessly."""
 
 
+OPENTELEMETRY: Final = "opentelemetry.trace"
+"""The module that a program with spans has imported."""
+
 current: Final[ContextVar[Any]] = ContextVar("zmdp-request")
 """The request (a `Handled`) that is being handled in this context."""
 _no_headers: Final[Headers] = {}
@@ -57,7 +60,7 @@ def shown_id(given: str) -> str:
 
 def opentelemetry_trace() -> Any:
     """Return the module `opentelemetry.trace` if this program has imported it, else None."""
-    return sys.modules.get("opentelemetry.trace")
+    return sys.modules.get(OPENTELEMETRY)
 
 
 def tracer() -> Any:
@@ -67,7 +70,7 @@ def tracer() -> Any:
 
 def concerns_calls() -> bool:
     """Return whether `calling` has anything to do: a request is being handled, or there are spans."""
-    return current.get(None) is not None or opentelemetry_trace() is not None
+    return current.get(None) is not None or OPENTELEMETRY in sys.modules
 
 
 def calling(service: str, headers: Headers | None, ttl: float | None = None) -> tuple[Headers | None, Finish]:

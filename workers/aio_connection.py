@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-import time
+from time import monotonic
 
 from ..mdp.errors import RequestCancelled
 from ..mdp.keys import ClientKeys
@@ -43,8 +43,10 @@ class AsyncConnection(WorkerConnection):
         self._watch = watch
         self._running: dict[int, HandlerTask] = {}
         """The tasks of handlers that wait for something, by the id() of their requests."""
-        self._latest: tuple[HandlerTask, Request] | None = None
-        """The latest handler to begin, unless it has ended or is known to wait."""
+        self._latest: Request | None = None
+        """The request of the latest handler to begin, unless that has ended or is known to wait."""
+        self._latest_task: HandlerTask | None = None
+        """The task of that handler."""
         self._handlers_wait = False
         """Whether the latest handler had to wait."""
         self._soon: asyncio.Handle | None = None
@@ -66,12 +68,12 @@ class AsyncConnection(WorkerConnection):
 
     def leave(self) -> None:
         """Take no more requests, and end when those in progress are finished."""
-        self.disconnect(time.monotonic())
+        self.disconnect(monotonic())
         self._turn()
 
     def abort(self) -> None:
         """End immediately: cancel the handlers, and close the socket without telling the broker."""
-        now = time.monotonic()
+        now = monotonic()
         self._note_waiting()
         self.session.close("closed", now)
         self.tell(now)
@@ -89,7 +91,7 @@ class AsyncConnection(WorkerConnection):
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        now = time.monotonic()
+        now = monotonic()
         until = now + MAX_TURN_SECONDS
         try:
             while True:
@@ -99,7 +101,7 @@ class AsyncConnection(WorkerConnection):
                 if not waiting:
                     break
                 self._begin(waiting)
-                now = time.monotonic()
+                now = monotonic()
                 if not EAGER or now >= until:
                     self._schedule()  # that turn comes after the first step of the tasks
                     break
@@ -118,28 +120,20 @@ class AsyncConnection(WorkerConnection):
             for _ in range(waiting if self._handlers_wait else 1):
                 begin_task(self._calls.handle_all(self, self._contexts), self._loop, self._contexts.new())
         except Exception as error:  # noqa: BLE001 - the callers get it
-            while (request := self._next()) is not None:
+            while (request := self._next(monotonic())) is not None:
                 self.crashed(request, error)
 
-    def begin_in(self, task: HandlerTask) -> Request | None:
-        """Return the next request for a handler, which `task` is about to call."""
-        request = self._next()
+    def begin_in(self, task: HandlerTask, until: float) -> Request | None:
+        """Return the next request for a handler, which `task` is about to call; None from the time `until` on."""
+        now = monotonic()
+        request = None if now >= until else self._next(now)
         if request is not None:
             self._note_waiting()
-            self._latest = task, request
+            self._latest, self._latest_task = request, task
         return request
 
-    def ended_at_once(self, task: HandlerTask) -> bool:
-        """Return whether the handler that `task` has called has ended without waiting for anything."""
-        latest = self._latest
-        if latest is None or latest[0] is not task:
-            return False  # the task was its own
-        self._latest, self._handlers_wait = None, False
-        return True
-
-    def _next(self) -> Request | None:
+    def _next(self, now: float) -> Request | None:
         """Return the next request to begin."""
-        now = time.monotonic()
         try:
             if now - self.flushed_at >= FLUSH_SECONDS:
                 self.flush(now)
@@ -150,11 +144,11 @@ class AsyncConnection(WorkerConnection):
 
     def _note_waiting(self) -> None:
         """Note that the latest handler waits, if it has begun and has not ended."""
-        if self._latest is not None:
-            task, request = self._latest
+        request, task = self._latest, self._latest_task
+        if request is not None and task is not None:
             if not task.done():  # else it was cancelled, although its handler has not waited
                 self._running[id(request)] = task
-            self._latest, self._handlers_wait = None, True
+            self._latest, self._latest_task, self._handlers_wait = None, None, True
 
     def cancelled(self, request: Request) -> None:
         """Cancel the task that handles `request`."""
@@ -185,7 +179,7 @@ class AsyncConnection(WorkerConnection):
         if self._timer is not None:
             self._timer.cancel()
         self._wakes_at = due
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._wake, context=self._contexts.base)
+        self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._wake, context=self._contexts.base)
 
     def _wake(self) -> None:
         self._timer, self._wakes_at = None, math.inf
@@ -193,9 +187,12 @@ class AsyncConnection(WorkerConnection):
 
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def handled(self, request: Request, outcome: Outcome | None) -> None:
-        """End a request whose handler has ended; the outcome is None if its task was cancelled."""
-        now = time.monotonic()
+    def handled(self, request: Request, outcome: Outcome | None) -> bool:
+        """End a request whose handler has ended; the outcome is None if its task was cancelled.
+
+        Return whether its task may handle another request, because the handler has not waited for anything.
+        """
+        now = monotonic()
         waited = self._forget(request)
         if outcome is not None:
             self.finish(request, outcome, now)
@@ -208,6 +205,7 @@ class AsyncConnection(WorkerConnection):
             if now - self.flushed_at >= FLUSH_SECONDS:  # else with the replies of other handlers
                 self.flush(now)
             self._schedule()
+        return not waited
 
     def crashed(self, request: Request, error: BaseException) -> None:
         """End a request after an error in our own code."""
@@ -217,13 +215,13 @@ class AsyncConnection(WorkerConnection):
 
     def _forget(self, request: Request) -> bool:
         """Forget the task of a handler that has ended.  Return whether it has waited for something."""
-        latest = self._latest
-        if latest is not None and latest[1] is request:
+        if self._latest is request:
+            self._latest, self._latest_task, self._handlers_wait = None, None, False
             return False
         self._running.pop(id(request), None)
         return True
 
     def partial(self, request: Request, frames: list[bytes]) -> None:
         """Send what a handler has yielded, as a PARTIAL."""
-        self.session.partial(request, frames, time.monotonic())
+        self.session.partial(request, frames, monotonic())
         self._schedule()

@@ -10,10 +10,10 @@ from types import CoroutineType
 from typing import Any, Final, Protocol, cast
 
 from ..mdp import process
-from ..mdp.tracing import current, handling, opentelemetry_trace
+from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .connection import SEND_RETRY_SECONDS
 from .contexts import RequestContexts
-from .forked import end_if_forked
+from .forked import end_forked
 from .handling import HandlerAdapter, Last, Outcome, failed
 from .request import Request
 
@@ -26,7 +26,7 @@ EAGER: Final = sys.version_info >= (3, 12)
 """Whether tasks begin when they are made."""
 
 
-class HandlerTask(asyncio.Task[None]):
+class HandlerTask(asyncio.Task[Any]):
     """A task that handles requests.  It knows whether its own handler has cancelled it."""
 
     cancelled_itself = False
@@ -66,8 +66,11 @@ class Holder(Protocol):
     def partial(self, request: Request, frames: list[bytes]) -> object:
         """Send what the handler has yielded, as a PARTIAL of the request."""
 
-    def handled(self, request: Request, outcome: Outcome | None) -> None:
-        """End a request with its FINAL or its failure; the outcome is None if the task was cancelled."""
+    def handled(self, request: Request, outcome: Outcome | None) -> bool:
+        """End a request with its FINAL or its failure; the outcome is None if the task was cancelled.
+
+        Return whether its task may handle another request, because the handler has not waited for anything.
+        """
 
     def crashed(self, request: Request, error: BaseException) -> None:
         """End a request after an error in our own code."""
@@ -76,11 +79,8 @@ class Holder(Protocol):
 class Source(Holder, Protocol):
     """A holder that has requests for handlers."""
 
-    def begin_in(self, task: HandlerTask, /) -> Request | None:
-        """Return the next request for a handler, which `task` is about to call."""
-
-    def ended_at_once(self, task: HandlerTask, /) -> bool:
-        """Return whether the handler that `task` has called has ended without waiting for anything."""
+    def begin_in(self, task: HandlerTask, until: float, /) -> Request | None:
+        """Return the next request for a handler, which `task` is about to call; None from the time `until` on."""
 
 
 class HandlerCalls:
@@ -94,6 +94,7 @@ class HandlerCalls:
     def __init__(self, handler: AsyncHandler, adapter: HandlerAdapter) -> None:
         self._handler = handler
         self._adapter = adapter
+        self._plain = adapter.plain
         self._pid = process.pid
 
     async def handle_all(self, source: Source, contexts: RequestContexts) -> None:
@@ -102,31 +103,28 @@ class HandlerCalls:
         task = cast("HandlerTask", asyncio.current_task())
         current.set(None)
         context = copy_context()
-        while (request := source.begin_in(task)) is not None:
-            await self.handle(request, source)
-            if not source.ended_at_once(task):
-                break
+        while (request := source.begin_in(task, until)) is not None:
+            if not await self.handle(request, source):
+                break  # the task was its own
             current.set(None)
-            if time.monotonic() >= until:
-                break
             if task.cancelling() or not _is_unchanged(context):
                 break  # the next request must not see that
             context = contexts.renewed(context)
 
-    async def handle(self, request: Request, holder: Holder) -> None:
+    async def handle(self, request: Request, holder: Holder) -> bool:
         """Handle `request` of a holder, in a task whose context is that of the request.
 
-        Most requests come here, so what they need is in one coroutine.
+        Most requests come here, so what they need is in one coroutine.  Return what `Holder.handled` returns.
         """
         outcome: Outcome | None
         try:
             try:
-                if opentelemetry_trace() is not None:
+                if OPENTELEMETRY in sys.modules:
                     with handling(request):
                         outcome = await self._reply(self._handler(self._adapter.argument(request)), request, holder)
                 else:
                     current.set(request)
-                    result = self._handler(self._adapter.argument(request))
+                    result = self._handler(request if self._plain else self._adapter.argument(request))
                     if type(result) is CoroutineType:
                         outcome = self._adapter.frames(await result)
                     else:
@@ -139,13 +137,16 @@ class HandlerCalls:
                 # The handler has cancelled itself, as it would at another worker; or something that it awaited was.
                 outcome = failed(error, request)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-                end_if_forked(self._pid, request, error)
+                if process.pid != self._pid:
+                    end_forked(request, error)
                 outcome = failed(error, request)
             else:
-                end_if_forked(self._pid, request)
-            holder.handled(request, outcome)
+                if process.pid != self._pid:
+                    end_forked(request)
+            return holder.handled(request, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
             holder.crashed(request, error)
+            return False
 
     async def _reply(
         self, result: Awaitable[Any] | AsyncGenerator[Any, None], request: Request, holder: Holder

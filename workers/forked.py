@@ -6,22 +6,16 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from ..mdp import process
 from .request import Request
 
 log = logging.getLogger("zmdp.worker")
 
 
-def end_if_forked(pid: int, request: Request, error: BaseException | None = None) -> None:
-    """End this process if it is not `pid`, which received the request: it must not reply over its parent's sockets.
+def end_forked(request: Request, error: BaseException | None = None) -> NoReturn:
+    """End this process, which is not the one that received the request: it must not reply over its parent's sockets.
 
     As in any program, `SystemExit` says with which code.  The child's `error`, or that it has returned, is logged.
     """
-    if process.pid != pid:
-        _end(request, error)
-
-
-def _end(request: Request, error: BaseException | None) -> NoReturn:
     code = error.code if isinstance(error, SystemExit) else 1
     if error is None:
         text = "%s: the handler has returned in a process that it has forked, which ends: end it with os._exit()"

@@ -82,6 +82,8 @@ class HandlerAdapter:
 
     def __init__(self, codec: str | Codec | None) -> None:
         self._coder = None if codec is None else Coder(codec)
+        self.plain = self._coder is None
+        """Whether the argument is the request itself."""
 
     def argument(self, request: Request) -> Any:
         """Return the handler's argument: the request, or with a codec the decoded value.  Raises `Unreadable`."""

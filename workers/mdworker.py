@@ -2,17 +2,19 @@
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Self
 
+from ..mdp import process
 from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
-from ..mdp.tracing import handling
+from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .base import BaseWorker, ThreadedSource
 from .contexts import RequestContexts
-from .forked import end_if_forked
+from .forked import end_forked
 from .handling import Frames, Last, Outcome, failed
 from .request import Request
 from .threaded import ThreadedConnection
@@ -208,17 +210,27 @@ class Worker(BaseWorker[Handler]):
         """Handle a request, in a context of its own.  Return the next one if it has arrived."""
         outcome: Outcome
         try:
-            with handling(request):
-                result = handler(self._adapter.argument(request))
-                if hasattr(result, "__next__") and isinstance(result, Iterator):  # isinstance alone takes longer
-                    result = self._stream(connection, result, request)
-                outcome = self._adapter.frames(result)
+            if OPENTELEMETRY in sys.modules:
+                with handling(request):
+                    outcome = self._reply(connection, handler, request)
+            else:
+                current.set(request)
+                outcome = self._reply(connection, handler, request)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            end_if_forked(self._pid, request, error)
+            if process.pid != self._pid:
+                end_forked(request, error)
             outcome = failed(error, request)
         else:
-            end_if_forked(self._pid, request)
+            if process.pid != self._pid:
+                end_forked(request)
         return connection.end(request, outcome)
+
+    def _reply(self, connection: ThreadedSource, handler: Handler, request: Request) -> list[bytes]:
+        """Return the FINAL; what a generator yields before it is sent as PARTIALs."""
+        result = handler(request if self._adapter.plain else self._adapter.argument(request))
+        if hasattr(result, "__next__") and isinstance(result, Iterator):  # isinstance alone takes longer
+            result = self._stream(connection, result, request)
+        return self._adapter.frames(result)
 
     def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""

@@ -114,10 +114,14 @@ class AsyncServer(FreelanceServerConnection):
         if not self._tasks:
             self.done.set()
 
-    def handled(self, request: Request, outcome: Outcome | None) -> None:
-        """End a request whose handler has ended; the outcome is None if its task was cancelled."""
+    def handled(self, request: Request, outcome: Outcome | None) -> bool:
+        """End a request whose handler has ended; the outcome is None if its task was cancelled.
+
+        Return False: each request has a task of its own.
+        """
         if outcome is not None:
             self.session.finish(request, outcome)
+        return False
 
     def partial(self, request: Request, frames: list[bytes]) -> None:
         """Keep what a handler has yielded for the reply."""

@@ -1,8 +1,17 @@
 """Waking a thread that polls."""
 
+import os
 import select
 
+import pytest
+
 from zmdp.mdp.transport.wake import Wake
+
+
+@pytest.fixture(params=["eventfd", "sockets"], autouse=True)
+def kind(request, monkeypatch):
+    if request.param == "sockets":
+        monkeypatch.delattr(os, "eventfd", raising=False)
 
 
 def test_a_poll_is_interrupted_once_however_often_it_was_woken():
@@ -26,3 +35,18 @@ def test_waking_does_not_block_or_raise_when_nobody_polls():
     wake.close()
     wake.wake()
     wake.clear()
+
+
+def test_once_closed_it_touches_no_file_that_has_got_its_descriptor():
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    wake = Wake()
+    wake.close()
+    os.dup2(writing, wake.descriptor)
+    try:
+        wake.wake()
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 1)
+    finally:
+        for each in (reading, writing, wake.descriptor):
+            os.close(each)
