@@ -1,6 +1,7 @@
 """The command `mdp-gateway mcp`."""
 
 import asyncio
+import logging
 import sys
 from typing import Final
 
@@ -77,6 +78,7 @@ def cli(
     serving.check()
     rules, settings, tls = serving.rules(), serving.settings(), serving.tls()
     log_to_stderr(log_level)
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # it logs the ids of sessions, which are secrets
     raise_descriptor_limit(settings.max_connections)
     listener = None if serving.bind is None else serving.listener()
 

@@ -181,6 +181,7 @@ async def serve_stdio(gateway: Gateway, server: McpServer) -> int:
     watching = asyncio.ensure_future(server.watch())
     stop = in_loop(serving.cancel)
     with Shutdown(stop, stop, limit=gateway.settings.drain_timeout, unfinished=lambda: NOTHING_IN_PROGRESS, logger=log):
+        log.info("ready on stdin and stdout, for the program that has started this one; with --bind, it listens")
         try:
             await asyncio.wait({serving})
         finally:

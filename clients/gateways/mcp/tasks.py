@@ -129,14 +129,12 @@ class Tasks:
         service = service_name(name)
         if service is None or mark != _mark(caller, uuid) or not caller.may_call(service.encode()):
             raise _unknown(task_id)
-        about = await self._gateway.descriptions.newest(service)
         try:
-            # Its workers may be gone by now: then its type is unknown.
-            return ServiceTool(service, about if about.codec else About(codec="json")), self._titanic(caller).ticket(
-                uuid
-            )
+            ticket = self._titanic(caller).ticket(uuid)
         except InvalidUUID:
             raise _unknown(task_id) from None
+        about = await self._gateway.descriptions.newest(service)
+        return ServiceTool(service, about if about.codec else About(codec="json")), ticket  # its workers may be gone
 
     def _titanic(self, caller: Caller) -> AsyncTitanic:
         return TitanicClient(self._gateway, self._registered, self._gateway.options(caller)).titanic()

@@ -116,8 +116,8 @@ class ServiceTool:
         return data.decode() if is_text(data) else base64.b64encode(data).decode()
 
     def joined(self, parts: list[Any], last: Any) -> Any:
-        """Return the value of a reply with PARTIALs: that of the FINAL, or all of a stream, whose FINAL may have none."""
-        if self.about.part is None and (last is not None or not parts):
+        """Return the value of a reply: that of the FINAL, or all of a stream, whose FINAL may have none."""
+        if self.about.part is None and (last is not None or not parts or self.about.reply is not None):
             return last
         return parts if last is None else [*parts, last]
 
@@ -126,7 +126,7 @@ class ServiceTool:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if self._reply is None:
             return text_result(text)
-        wraps = self._wraps and not (self._reply == {} and isinstance(value, dict))  # of an unknown type
+        wraps = self._wraps and not (self._reply == {} and isinstance(value, dict))
         return text_result(text, {RESULT: value} if wraps else value)
 
 

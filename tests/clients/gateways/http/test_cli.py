@@ -8,8 +8,8 @@ import httpx
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually, process, run
 
-from zmdp.clients.gateways.http.cli import is_loopback
 from zmdp.mdp.extras import install_command
+from zmdp.mdp.transport.tcp import is_loopback
 
 GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
 
@@ -63,20 +63,6 @@ def test_a_token(in_process, tmp_path):
     assert told == f"added the role shop, which may call every service: edit its `call` in {path}\n"
     assert in_process("token", "shop", "--access", path)[2] == ""  # no new role
     assert in_process("token", "shpo", "--access", path)[2].startswith("added the role shpo")
-
-
-@pytest.fixture
-def in_process(monkeypatch, capsys):
-    """Run the command without the cost of a new process; return exit code, stdout and stderr."""
-    from zmdp.clients.gateways.cli import main
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mdp-gateway", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return call
 
 
 def test_loopback():
