@@ -97,7 +97,11 @@ class Tasks:
         """Return a task, with its result if it has one.  Raises `MCPError`, `Problem` or `ZmdpError`."""
         result = await self.result(caller, task_id, 0.0, context)
         task = state(task_id, "working" if result is None else "completed")
-        return task if result is None else {**task, "result": result.model_dump(mode="json", by_alias=True)}
+        return (
+            task
+            if result is None
+            else {**task, "result": result.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        )
 
     async def result(
         self, caller: Caller, task_id: str, seconds: float, context: Context
