@@ -67,6 +67,10 @@ class Descriptions:
 
         return dict(await asyncio.gather(*map(asked, services)))
 
+    def forget(self) -> None:
+        """Forget what is remembered: workers have come or gone."""
+        self._known.clear()
+
     async def _ask(self, service: str) -> Description | None:
         with suppress(ZmdpError):
             return await self._client.describe(service, timeout=TIMEOUT_SECONDS)

@@ -1,7 +1,6 @@
 """Which services are tools now, and for whom; and a watch that tells when they change."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -19,8 +18,6 @@ from .tools import ServiceTool
 WATCH_SECONDS: Final = 2.0
 _OWN: Final = ("mmi.", "titanic.", SPARK)
 """What services of zmdp's own programs begin with: a pattern such as `*` does not mean them."""
-
-log = logging.getLogger("zmdp.gateway")
 
 
 class Catalogue:
@@ -67,6 +64,7 @@ class Catalogue:
                 rows = (await list_services(self._gateway, Caller.anybody))["services"]
                 now = [(row["name"], row["workers"]) for row in rows]
                 if now != seen:
+                    self._gateway.descriptions.forget()
                     tools = await self.tools(Caller.anybody)
                     shown = [each.described(as_task=False) for each in tools]
                     if told is not None and shown != told:

@@ -57,7 +57,8 @@ def cli(
     tokens and roles are those of `mdp-gateway http`: each role calls what its access file allows, and is a group of its
     own for the services' limits.  Logs go to stderr.
 
-    SIGTERM or Ctrl-C finishes the calls in progress, and exits at the latest after --drain-timeout.
+    SIGTERM or Ctrl-C finishes the calls in progress, and exits at the latest after --drain-timeout.  Over stdio, they
+    and the end of the input cancel them.
 
     \b
     Exit codes:
@@ -69,8 +70,10 @@ def cli(
         from ....mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
         from ..http import server as http  # noqa: PLC0415
         from ..http.gateway import Gateway  # noqa: PLC0415
-        from . import server as mcp  # noqa: PLC0415
+        from . import stdio  # noqa: PLC0415
         from .catalogue import Catalogue  # noqa: PLC0415
+        from .server import McpServer  # noqa: PLC0415
+        from .streamable_http import McpHttpServer  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
             raise
@@ -85,10 +88,10 @@ def cli(
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
-        server = mcp.McpServer(gateway, Catalogue(gateway, expose))
+        server = McpServer(gateway, Catalogue(gateway, expose))
         if listener is None:
-            return await mcp.serve_stdio(gateway, server)
-        serves = mcp.DoorServer(gateway, server, listener, tls)
+            return await stdio.serve(gateway, server)
+        serves = McpHttpServer(gateway, server, listener, tls)
 
         def ready() -> None:
             click.echo(serves.url)

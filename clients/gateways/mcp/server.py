@@ -1,45 +1,28 @@
-"""The MCP server: what it answers, and its two transports, stdio and streamable HTTP."""
+"""What the gateway answers to agents' programs."""
 
-import asyncio
-import logging
-import socket
-import ssl
-import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
-import anyio
 import mcp_types as types
 from mcp.server import NotificationOptions, Server
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from mcp.server.session import ServerSession
-from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 
 from .... import __version__
-from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import ZmdpError
 from ....mdp.http.problems import Problem
-from ....mdp.http.server import Server as HttpServer
 from ..http.access import Caller
 from ..http.gateway import Gateway
-from ..upstream import NOTHING_IN_PROGRESS
 from .calls import Context, call, explained
 from .catalogue import Catalogue
 from .names import TASK_CANCEL, TASK_RESULT
 from .tasks import EXTENSION, TOOLS, TaskParams, Tasks, knows_tasks, state
 from .tools import failure, text_result
 
-PATH: Final = "/mcp"
 MAX_SESSIONS: Final = 10_000
 """Sessions of clients that speak MCP before 2026-07-28."""
-
-log = logging.getLogger("zmdp.gateway")
 
 
 class McpServer(Server[Any]):
@@ -169,119 +152,3 @@ def _caller(context: Context) -> Caller:
 
 def _error(error: ZmdpError | Problem) -> MCPError:
     return MCPError(types.INTERNAL_ERROR, error.detail if isinstance(error, Problem) else str(error))
-
-
-# ── stdio ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def serve_stdio(gateway: Gateway, server: McpServer) -> int:
-    """Serve the program that has started this one, until it closes stdin, or SIGTERM.  Return the exit code."""
-    lines = await _lines(gateway.settings.max_body)
-    serving = asyncio.ensure_future(_serve(server, lines))
-    watching = asyncio.ensure_future(server.watch())
-    stop = in_loop(serving.cancel)
-    with Shutdown(stop, stop, limit=gateway.settings.drain_timeout, unfinished=lambda: NOTHING_IN_PROGRESS, logger=log):
-        log.info("ready on stdin and stdout, for the program that has started this one; with --bind, it listens")
-        try:
-            await asyncio.wait({serving})
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await gateway.upstream.close()
-    if not serving.cancelled():
-        serving.result()
-    return 0
-
-
-async def _serve(server: McpServer, lines: AsyncIterator[bytes] | None) -> None:
-    async with stdio_server(cast("anyio.AsyncFile[str] | None", lines)) as (received, sent):
-        await server.run(received, sent, server.create_initialization_options())
-
-
-async def _lines(limit: int) -> AsyncIterator[bytes] | None:
-    """Return the lines of stdin, for which nobody waits in a thread that SIGTERM could not end.
-
-    None if stdin is a file, which a thread can read.
-    """
-    reader = asyncio.StreamReader(limit)
-    loop = asyncio.get_running_loop()
-    try:
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    except (OSError, ValueError):
-        return None
-    return reader
-
-
-# ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Door:
-    """The ASGI application: it admits callers, and ends their streams when the server stops."""
-
-    def __init__(self, gateway: Gateway, server: McpServer) -> None:
-        self._gateway = gateway
-        self._server = server
-        self._application = server.streamable_http_app(
-            streamable_http_path=PATH, max_request_body_size=gateway.settings.max_body, max_sessions=MAX_SESSIONS,
-            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` has it
-        )  # fmt: skip
-        self._streams: set[asyncio.Task[Any]] = set()
-        """Of clients that only listen."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
-        try:
-            caller = self._gateway.caller(scope)
-        except Problem as problem:
-            status, headers, body = problem.response()
-            await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-            await send({"type": "http.response.body", "body": body})
-            return
-        state_ = {**scope.get("state", {}), "caller": caller}
-        scope = {**scope, "state": state_}
-        if caller.role is not None:  # a session belongs to whom has opened it
-            scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=caller.role, scopes=[]))
-        answering = asyncio.ensure_future(self._application(scope, receive, send))
-        if scope["method"] == "GET":
-            self._streams.add(answering)
-            answering.add_done_callback(self._streams.discard)
-        try:
-            await asyncio.wait({answering})
-        finally:
-            answering.cancel()
-        if not answering.cancelled():
-            answering.result()
-
-    def end_streams(self) -> None:
-        """End the streams of clients that only listen."""
-        self._server.listeners.close()
-        for stream in self._streams:
-            stream.cancel()
-
-
-class DoorServer(HttpServer):
-    """The HTTP server of a `Door`."""
-
-    def __init__(
-        self, gateway: Gateway, server: McpServer, listener: socket.socket, tls: ssl.SSLContext | None
-    ) -> None:
-        self._door = Door(gateway, server)
-        self._mcp = server
-        super().__init__(self._door, gateway.settings, listener, tls, owner=gateway)
-        self.url += PATH
-
-    async def run(self) -> None:
-        """Serve until `stop` is called; then finish the calls in progress."""
-        async with self._mcp.session_manager.run():
-            watching = asyncio.ensure_future(self._mcp.watch())
-            try:
-                await super().run()
-            finally:
-                watching.cancel()
-                with suppress(asyncio.CancelledError):
-                    await watching
-
-    def stop(self) -> None:
-        """Stop accepting connections, end the streams, and finish the calls in progress."""
-        self._door.end_streams()
-        super().stop()

@@ -21,6 +21,7 @@ from support.titanics import QUICK, serving
 
 from zmdp.mdp.extras import install_command
 from zmdp.testing import free_endpoint, running_broker
+from zmdp.workers import Worker
 
 GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
 TASKS = 200
@@ -114,6 +115,32 @@ def test_http_for_roles(endpoint, roles, mode):
         assert httpx.post(url, json={}, headers={"authorization": "Bearer no"}).status_code == 401
         asyncio.run(main(url))
         assert gateway.end() == 0
+
+
+def test_a_role_is_a_group(endpoint, roles):
+    access, shop, _ = roles
+
+    async def main(url):
+        async with connected(url, shop) as client:
+            return (await client.call_tool("which-group", {"text": ""})).content[0].text
+
+    with (
+        Worker(
+            "which.group",
+            lambda request: [str(request.options.get("group")).encode()],
+            broker=endpoint,
+            about={"tool": {}},
+        ),
+        listening(endpoint, "--access", str(access)) as gateway,
+    ):
+        assert asyncio.run(main(gateway.line("http://", "stdout"))) == "shop"
+
+
+def test_a_message_over_stdio_that_is_too_large(endpoint):
+    large = run(*GATEWAY, "mcp", "--broker", endpoint, "--max-body", "1000", stdin=b"x" * 5000)
+    assert large.returncode == 0
+    assert b"--max-body" in large.stderr
+    assert b"Traceback" not in large.stderr
 
 
 def test_pages_of_other_sites_and_names_are_refused(endpoint):
