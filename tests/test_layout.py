@@ -97,7 +97,7 @@ def test_the_help_of_the_package_names_the_public_classes():
     public = {name for name in zmdp.__all__ if name != "__version__"}
     assert public == {
         "AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "Limit", "Retry", "Service", "ServiceError", "Services",
-        "Streaming", "Titanic", "Worker",
+        "Streaming", "Titanic", "Tool", "Worker",
     }  # fmt: skip
     page = pydoc.plain(pydoc.render_doc(zmdp))
     classes = page.partition("\nCLASSES\n")[2]

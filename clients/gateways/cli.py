@@ -8,6 +8,7 @@ from ...mdp.cli.console import CONTEXT_SETTINGS, LazyGroup, run, version_option
 
 COMMANDS: Final = {
     "http": "zmdp.clients.gateways.http.cli:cli",
+    "mcp": "zmdp.clients.gateways.mcp.cli:cli",
     "flux": "zmdp.clients.gateways.flux.cli:cli",
     "token": "zmdp.clients.gateways.http.token_cli:cli",
 }
@@ -21,6 +22,7 @@ def cli() -> None:
     \b
     mdp-gateway http                        HTTP at http://127.0.0.1:8080
     mdp-gateway token shop --access FILE    a token for HTTP
+    mdp-gateway mcp                         tools for agents, over stdio or HTTP
     mdp-gateway flux --socket /tmp/flux     Flux's own tools, with FLUX_URI=local:///tmp/flux
     """
 

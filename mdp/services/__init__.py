@@ -2,5 +2,6 @@
 
 from .about import About, Description
 from .service import BaseService, Service, Streaming
+from .tool import Tool
 
-__all__ = ["About", "BaseService", "Description", "Service", "Streaming"]
+__all__ = ["About", "BaseService", "Description", "Service", "Streaming", "Tool"]

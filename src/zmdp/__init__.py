@@ -2,6 +2,7 @@
 
 - `Client`, `AsyncClient`: call services; `Retry`: after which errors they try again
 - `Services`: declare functions with types as services; `Service` and `Streaming`: call them from elsewhere
+- `Tool`: what agents are told of a service that they may call
 - `Limit`: how many requests of a service may run at once, and how many may start in a time
 - `Worker`, `AsyncWorker`: offer a service of frames
 - `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
@@ -34,7 +35,7 @@ from .pure import PURE, prefer_sources
 if TYPE_CHECKING:
     from .clients import AsyncClient, Client, Retry
     from .mdp.service_limits import Limit
-    from .mdp.services import Service, Streaming
+    from .mdp.services import Service, Streaming, Tool
     from .titanic import AsyncTitanic, Titanic
     from .workers import AsyncWorker, ServiceError, Worker
     from .workers.services import Services
@@ -51,6 +52,7 @@ __all__ = [
     "Services",
     "Streaming",
     "Titanic",
+    "Tool",
     "Worker",
     "__version__",
 ]
@@ -68,6 +70,7 @@ _HOMES = {
     "Services": "workers.services",
     "Streaming": "mdp.services",
     "Titanic": "titanic",
+    "Tool": "mdp.services",
     "Worker": "workers",
 }
 """The subpackage of each public name, imported when the name is first used."""

@@ -48,7 +48,7 @@ def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
 def _endpoint(offered: AnyOffered) -> CallNext:
     """Return what calls the function with the value of a request."""
     function, decode = offered.function, offered.request.decode
-    takes_value, has_default = offered.signature.takes_value, offered.signature.has_default
+    takes_value, has_default = bool(offered.signature.argument), offered.signature.has_default
     if offered.batch is not None:
         function = Batcher(offered, *offered.batch)
 

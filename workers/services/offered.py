@@ -11,6 +11,7 @@ from ...mdp.service_limits import Limit
 from ...mdp.services import About, BaseService, Service, Streaming
 from ...mdp.services.schedule import checked_schedule
 from ...mdp.services.submission import SubmissionDefaults
+from ...mdp.services.tool import Tool, checked_tool
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class ServiceSettings(SubmissionDefaults, total=False):
     `codec` is `"json"` (the default) or `"msgpack"`.  `version` is what callers are told.  `concurrency`,
     `handler_timeout`, `limit` and `per_group` are as for `Worker` and `AsyncWorker`.  With `every`, in seconds or such
     as `"5m"`, or `cron`, such as `"30 2 * * MON-FRI"` in a `timezone` such as `Europe/Berlin`, a Titanic submits
-    requests without a value to the service (docs/how-to/schedules.md).  The others are for submissions to Titanic: see
+    requests without a value to the service (docs/how-to/schedules.md).  With `tool`, true or a `Tool`, agents may call
+    it (docs/how-to/agents.md).  The others are for submissions to Titanic: see
     `SubmissionDefaults`.
     """
 
@@ -43,6 +45,7 @@ class ServiceSettings(SubmissionDefaults, total=False):
     every: float | str | None
     cron: str | None
     timezone: str | None
+    tool: bool | Tool | None
 
 
 class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
@@ -66,6 +69,8 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         """When Titanic submits requests to it: `every`, or `cron` and `timezone`."""
         if self.schedule:
             self._check_no_value()
+        self.tool = checked_tool(settings.get("tool"))
+        """What agents are told; None if it is not meant for them."""
         self.function = function
         self.signature = signature
         self.settings = settings
@@ -102,6 +107,8 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
             part=reply if self.signature.streaming else None,
             submission=self.submission,
             schedule=self.schedule,
+            tool=self.tool,
+            argument="" if self.tool is None else self.signature.argument,
         )
 
     if TYPE_CHECKING:

@@ -24,7 +24,8 @@ class Signature:
 
     request: Any
     reply: Any
-    takes_value: bool
+    argument: str
+    """The name of the argument that the value is; empty if there is none."""
     has_default: bool
     """Whether it may be called without the value that it takes."""
     asynchronous: bool
@@ -59,7 +60,8 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
             raise SettingError(f"{name} handles batches: it takes a list of values and returns a list of replies")
         request = _element(request, f"{name} handles batches: annotate its argument as a list, such as list[Job]")
         reply = _without_errors(_element(reply, f"{name} handles batches: annotate its result as a list"))
-    return Signature(request, reply, bool(taken), has_default, asynchronous, streaming)
+    argument = taken[0].name if taken else ""
+    return Signature(request, reply, argument, has_default, asynchronous, streaming)
 
 
 def _hints(handler: Callable[..., Any], name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from ....mdp.errors import ZmdpError
-from ....mdp.services import About
+from ....mdp.services import About, Description
 from ...aio import AsyncClient
 
 FRESH_SECONDS: Final = 5.0
@@ -24,7 +24,7 @@ class Descriptions:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._known: dict[str, tuple[float, asyncio.Future[About]]] = {}
+        self._known: dict[str, tuple[float, asyncio.Future[Description | None]]] = {}
         """By service, in the order in which they were asked about: until when to believe it."""
 
     async def of(self, service: str, timeout: float | None = None) -> About:
@@ -32,6 +32,15 @@ class Descriptions:
 
         The broker may take up to `timeout` seconds, and at most `TIMEOUT_SECONDS`.
         """
+        found = await self._found(service, timeout)
+        return About() if found is None else found.about
+
+    async def newest(self, service: str) -> About:
+        """Return what those workers of a service say that have its newest version; otherwise as `of`."""
+        found = await self._found(service, None)
+        return About() if found is None else found.newest
+
+    async def _found(self, service: str, timeout: float | None) -> Description | None:
         known = self._known.get(service)
         if known is not None and known[0] >= time.monotonic():
             if known[1].done():
@@ -45,19 +54,24 @@ class Descriptions:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(known[1])
-        return About()
+        return None
 
-    async def of_all(self, services: Iterable[str]) -> dict[str, About]:
-        """Return what workers say of each of these services."""
+    async def of_all(self, services: Iterable[str], *, newest: bool = False) -> dict[str, About]:
+        """Return what workers say of each of these services: `of` it, or the `newest`."""
+        ask = self.newest if newest else self.of
         limit = asyncio.Semaphore(MAX_ASKED)
 
         async def asked(service: str) -> tuple[str, About]:
             async with limit:
-                return service, await self.of(service)
+                return service, await ask(service)
 
         return dict(await asyncio.gather(*map(asked, services)))
 
-    async def _ask(self, service: str) -> About:
+    def forget(self) -> None:
+        """Forget what is remembered: workers have come or gone."""
+        self._known.clear()
+
+    async def _ask(self, service: str) -> Description | None:
         with suppress(ZmdpError):
-            return (await self._client.describe(service, timeout=TIMEOUT_SECONDS)).about
-        return About()
+            return await self._client.describe(service, timeout=TIMEOUT_SECONDS)
+        return None

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually, process, run
 
-from zmdp.clients.gateways.http.cli import is_loopback
 from zmdp.mdp.extras import install_command
+from zmdp.mdp.transport.tcp import is_loopback
 
 GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
 
