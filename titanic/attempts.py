@@ -185,4 +185,5 @@ def _addressing(claimed: store.Claimed) -> tuple[Any, dict[str, Any]]:
     headers = json.loads(claimed.headers) if claimed.headers else None
     if headers is None or isinstance(headers, dict):
         headers = {REQUEST_ID: request_id(claimed, headers), **(headers or {})}
-    return headers, {"on_behalf": claimed.owner} if claimed.owner else {}
+    named = {"on_behalf": claimed.owner, "group": claimed.group_name}
+    return headers, {name: value for name, value in named.items() if value}

@@ -101,6 +101,7 @@ class Titanic:
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
             priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             retries: How often Titanic retries it if the handler fails (default: the service's, or 0).
             backoff: Pause in seconds before the first retry, doubled for each further one (default: the
                 service's, or 1).
@@ -341,6 +342,7 @@ class AsyncTitanic:
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
             priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             retries: How often Titanic retries it if the handler fails (default: the service's, or 0).
             backoff: Pause in seconds before the first retry, doubled for each further one (default: the
                 service's, or 1).

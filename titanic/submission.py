@@ -28,6 +28,7 @@ from .uuids import new_uuid
 
 SERVICE_PREFIX: Final = b"titanic."
 MAX_KEY_BYTES: Final = 255
+MAX_GROUP_BYTES: Final = 255
 HEADERS_RESERVE_BYTES: Final = 1000
 """What Titanic may add to a request's options when it sends the request on: a trace context and the owner."""
 MAX_FROM: Final = 1_000_000_000
@@ -234,6 +235,14 @@ class SubmissionOptions(TypedDict, total=False):
             default="0",
         ),
     ]
+    group: Annotated[
+        str | None,
+        TextOption(
+            max_bytes=MAX_GROUP_BYTES,
+            help="Whose turns and limits apply to the request at the broker, for example a tenant's.",
+            default="none",
+        ),
+    ]
     retries: Annotated[
         int | None,
         IntegerOption(
@@ -329,6 +338,7 @@ class Submission(NamedTuple):
     result_ttl: float | None = None
     headers: str | None = None
     owner: str = ""
+    group_name: str | None = None
 
 
 class ReplyRequest(NamedTuple):
@@ -371,6 +381,7 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         result_ttl=values.pop("ttl", None),
         headers=_parse_headers(options.get("headers")),
         owner=owner,
+        group_name=values.pop("group", None),
         **values,
     )
 

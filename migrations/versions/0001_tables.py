@@ -88,6 +88,7 @@ def _create_requests() -> None:
         sa.Column("ended", sa.BigInteger),
         sa.Column("deaths", sa.Integer, nullable=False, server_default=sa.text("0")),
         sa.Column("owner", sa.Text, nullable=False, server_default=sa.text("''")),
+        sa.Column("group_name", sa.Text),
         sa.CheckConstraint(
             "state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"
         ),
@@ -162,6 +163,7 @@ def _create_what_spark_writes() -> None:
         sa.Column("key_ttl", sa.Double),
         sa.Column("headers", sa.Text),
         sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("group_name", sa.Text),
     )
     if (
         _on_postgresql()

@@ -60,6 +60,18 @@ def failed(ticket):
 # ── when, and for whom ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_request_is_sent_in_its_group(bench, titanic):  # C48
+    bench.mmi(b"mmi.limit", b"slow", json.dumps({"group": {"concurrency": 1}}).encode())
+    for body, group in ((b"a1", "a"), (b"a2", "a"), (b"b1", "b")):
+        titanic.submit("slow", body, group=group)
+    worker = bench.x1_worker(b"slow", credit=5)
+    begun = dict(reversed(given(worker)) for _ in range(2))
+    assert set(begun) == {b"a1", b"b1"}
+    for address in begun.values():
+        worker.final(address, b"done")
+    assert answer(worker) == b"a2"
+
+
 @on_sqlite
 def test_the_broker_gets_twice_the_credit_of_a_worker(bench, titanic, url):
     for number in range(50):

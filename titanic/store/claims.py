@@ -38,6 +38,7 @@ class Claimed(NamedTuple):
     headers: str | None
     body: bytes
     owner: str
+    group_name: str | None = None
 
 
 _READY: Final = """

@@ -100,6 +100,8 @@ class StoredRequest(Base):
     owner: Mapped[str] = mapped_column(Text, server_default=text("''"))
     """The role that submitted it, and on whose behalf it is executed; empty if the broker had no access control, or if
     a program wrote it into the database and named none."""
+    group_name: Mapped[str | None] = mapped_column(Text)
+    """Whose turns and limits apply to it at the broker; NULL for none."""
 
     __table_args__ = (
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
@@ -285,6 +287,7 @@ class Staged(Base):
     key_ttl: Mapped[float | None] = mapped_column(Double)
     headers: Mapped[str | None] = mapped_column(Text)
     body: Mapped[bytes] = mapped_column(LargeBinary)
+    group_name: Mapped[str | None] = mapped_column(Text)
 
 
 class Written(Base):

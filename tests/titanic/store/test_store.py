@@ -60,6 +60,7 @@ def test_an_accepted_request_is_stored_unchanged(tables, submission):
     asked = submission(
         "größe", body=bytes(range(256)) * 300, due=NOW, priority=9, retries=3, backoff=0.25, result_ttl=3600.5,
         key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}', owner="shop",
+        group_name="tenant-7",
     )  # fmt: skip
     assert tables.do(store.accept, asked) == [asked.uuid]
     row = tables.row(asked.uuid)
@@ -68,7 +69,7 @@ def test_an_accepted_request_is_stored_unchanged(tables, submission):
         "due": NOW, "started": None, "finished": None, "expires": None, "holder": None, "attempts": 0,
         "failures": 0, "retries": 3, "backoff": 0.25, "result_ttl": 3600.5, "key": "order 17", "headers": '{"a": "ü"}',
         "code": None, "error": None, "body": asked.body, "reply": None, "ended": None, "deaths": 0,
-        "owner": "shop",
+        "owner": "shop", "group_name": "tenant-7",
     }  # fmt: skip
 
 
