@@ -338,7 +338,7 @@ class Submission(NamedTuple):
     result_ttl: float | None = None
     headers: str | None = None
     owner: str = ""
-    group_name: str | None = None
+    group_name: str = ""
 
 
 class ReplyRequest(NamedTuple):
@@ -381,7 +381,7 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         result_ttl=values.pop("ttl", None),
         headers=_parse_headers(options.get("headers")),
         owner=owner,
-        group_name=values.pop("group", None),
+        group_name=values.pop("group", ""),
         **values,
     )
 

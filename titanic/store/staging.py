@@ -116,7 +116,7 @@ _REQUEST: Final = {
     "key": S.key,
     "headers": S.headers,
     "body": S.body,
-    "group_name": S.group_name,
+    "group_name": sa.func.coalesce(S.group_name, sa.literal_column("''")),
 }
 
 

@@ -4,6 +4,7 @@ import gc
 import re
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -343,6 +344,53 @@ def test_concurrent_claims_are_disjoint(tables, submission, pool):
     taken = [each for some in pool.map(take, ("one", "two", "three", "four")) for each in some]
     assert sorted(uuid for uuid, _ in taken) == sorted(uuids(asked))
     assert all(tables.row(uuid).holder == holder for uuid, holder in taken)
+
+def of_groups(tables, limit, last="", held=(), room=None):
+    """Claim requests of groups in turn, and return the bodies."""
+    found = tables.claim(limit=limit, turns=store.Turns(last, Counter(held), room))
+    return " ".join(each.body.decode() for each in found)
+
+
+@pytest.fixture
+def some_groups(tables, submission):
+    """Add requests to the groups a, b and c, and to none."""
+    wanted = [(f"{group}{number}", group) for group in ("a", "", "c", "b") for number in range({"a": 5}.get(group, 2))]
+    tables.do(store.accept, *(submission(body=body.encode(), group_name=group) for body, group in wanted))
+    tables.add(body=b"a9", group_name="a", priority=9)
+    tables.add("other", body=b"other", group_name="aa")
+
+
+@pytest.mark.usefixtures("some_groups")
+def test_groups_take_turns(tables):
+    assert of_groups(tables, 3) == "a9 b0 c0"
+    assert of_groups(tables, 3, last="c") == "0 a0 b1"
+    assert of_groups(tables, 8, last="b") == "c1 1 a1 a2 a3"  # the rest is for the next claim
+    assert of_groups(tables, 8, last="a") == "a4"
+    assert of_groups(tables, 8, last="a") == ""
+
+
+@pytest.mark.usefixtures("some_groups")
+def test_no_more_of_a_group_is_claimed_than_there_is_room_for(tables):
+    assert of_groups(tables, 9, held="aab", room=2) == "b0 c0 0 c1 1"
+    assert of_groups(tables, 1, held="a", room=1) == "b1"
+    assert of_groups(tables, 9, held="a", room=1) == ""
+    assert of_groups(tables, 9, held="a", room=3) == "a9 a0"
+
+
+@pytest.mark.usefixtures("some_groups")
+def test_without_turns_those_without_a_group_are_claimed(tables):
+    assert [each.body for each in tables.claim(limit=9)] == [b"0", b"1"]
+
+
+def test_very_many_groups_take_turns(tables, submission):
+    names = [f"tenant {number:03}" for number in range(250)]
+    tables.do(store.accept, *(submission(group_name=name) for name in names for _ in range(2)))
+    found = []
+    while some := tables.claim(limit=120, turns=store.Turns(found[-1] if found else "", {}, None)):
+        found += [each.group_name for each in some]
+    assert len(found) == 500
+    assert set(found[:250]) == set(names)
+
 
 
 @only_postgresql
@@ -854,14 +902,14 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 def test_maintenance_of_an_empty_database(tables):
     found = tables.maintain(count=True)
-    assert found == store.Findings(held={}, services=[], next_due=None, waiting={})
+    assert found == store.Findings(held={}, services={}, next_due=None, waiting={})
 
 
 def test_due_requests_become_pending(tables):
     first, second, third = (tables.add(due=NOW + seconds) for seconds in (1, 2, 3))
     found = tables.maintain(NOW + 2, offered=("echo",))
     assert [tables.row(each.uuid).state for each in (first, second, third)] == ["pending", "pending", "delayed"]
-    assert (found.services, found.next_due) == (["echo"], NOW + 3)
+    assert (found.services, found.next_due) == ({"echo": False}, NOW + 3)
 
 
 def test_maintenance_returns_the_owned_requests(tables):
@@ -956,9 +1004,11 @@ def some_pending(tables):
 
 def test_offered_services_with_pending_requests(tables, some_pending):
     offered = ("c", "nobody", "b", "running", "done", "delayed", "a", "A")
-    assert sorted(tables.maintain(offered=offered).services) == ["a", "b", "c"]
-    assert tables.maintain(offered=("nobody",)).services == []
-    assert tables.maintain(offered=()).services == []
+    assert tables.maintain(offered=offered).services == dict.fromkeys("abc", False)
+    tables.add("b", group_name="tenant-7")
+    assert tables.maintain(offered=offered).services == {"a": False, "b": True, "c": False}
+    assert tables.maintain(offered=("nobody",)).services == {}
+    assert tables.maintain(offered=()).services == {}
 
 
 def test_services_with_pending_requests_by_name(tables, some_pending):
@@ -1220,7 +1270,7 @@ WORK = {
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
         lambda there: store.MaintenanceRound(LEASED, Later(), renew_at=0.0, count=True, offered=("service 3", "x")),
-        [PENDING, DUE, RETRY, HOLDER, EXPIRES, KEYS],
+        [READY, DUE, RETRY, HOLDER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
@@ -1322,7 +1372,9 @@ def test_pending_services_are_found_by_index_lookups(explained):
         ((_, plan),) = explained(work, asked)
         steps = [line for line in plan.splitlines() if "titanic_" in line]
         assert steps
-        assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_oldest_pending", line) for line in steps), plan
+        assert all(
+            re.search("(SEARCH|Index Only Scan).*titanic_requests_(oldest_pending|ready)", line) for line in steps
+        ), plan
 
 
 @only_postgresql
@@ -1364,3 +1416,10 @@ def test_finish_tells_late_outcomes_from_those_that_were_stored(tables):
     (second,) = tables.claim()
     assert tables.do(store.finish, outcome(first, b"late"), outcome(second), outcome(second)) == [False, True, True]
     assert tables.row(first.uuid).reply == b"reply"
+def test_groups_are_found_by_index_lookups(explained):
+    asked = store.Claim("service 1", 20, store.Lease("me", 10), NOW, turns=store.Turns("", {}, None))
+    (_, plan), *_ = explained(store.claim, [asked])
+    steps = [line for line in plan.splitlines() if "titanic_" in line]
+    assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_ready", line) for line in steps), plan
+
+
