@@ -97,6 +97,8 @@ class Titanic:
             key: An idempotency key, to make your own retries safe: the same key and service return the first request's
                 ticket.  (If the client itself resends a request after a lost connection, it is stored only once in any
                 case.)
+            on_duplicate: With "replace", the request takes the place of the key's request, whose ticket is returned,
+                unless that has begun: then it is stored beside it, and the key stands for it (default: "keep").
             key_ttl: How long to remember the key, in seconds (default: forever).
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
@@ -338,6 +340,8 @@ class AsyncTitanic:
             key: An idempotency key, to make your own retries safe: the same key and service return the first request's
                 ticket.  (If the client itself resends a request after a lost connection, it is stored only once in any
                 case.)
+            on_duplicate: With "replace", the request takes the place of the key's request, whose ticket is returned,
+                unless that has begun: then it is stored beside it, and the key stands for it (default: "keep").
             key_ttl: How long to remember the key, in seconds (default: forever).
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.

@@ -216,6 +216,15 @@ class SubmissionOptions(TypedDict, total=False):
             "even after that was closed.",
         ),
     ]
+    on_duplicate: Annotated[
+        str | None,
+        ChoiceOption(
+            choices=("keep", "replace"),
+            help="What to do if the key is known: keep the first request, or replace it if it has not begun; if it "
+            "has, the request is stored beside it.",
+            default="keep",
+        ),
+    ]
     key_ttl: Annotated[
         float | None, DurationOption(expiry=True, help="How long to remember the key.", default="forever")
     ]
@@ -310,8 +319,9 @@ def encode_options(
 
 
 def _check_combination(options: Mapping[str, Any]) -> None:
-    if options.get("key") is None and options.get("key_ttl") is not None:
-        raise MalformedRequest("key_ttl needs a key")
+    for name in ("key_ttl", "on_duplicate"):
+        if options.get("key") is None and options.get(name) is not None:
+            raise MalformedRequest(f"{name} needs a key")
     if options.get("key") is not None and options.get("uuid") is not None:
         # A key protects even after its request was closed; a UUID does not, so it must not override the key.
         raise MalformedRequest("key and uuid cannot be combined: set only one of them")
@@ -323,7 +333,7 @@ def _check_combination(options: Mapping[str, Any]) -> None:
 
 
 class Submission(NamedTuple):
-    """A request to be stored.  The fields other than `key_expires` are columns of `titanic_requests`."""
+    """A request to be stored.  The fields other than `key_expires` and `replaces` are columns of `titanic_requests`."""
 
     uuid: UUID
     service: str
@@ -339,6 +349,8 @@ class Submission(NamedTuple):
     headers: str | None = None
     owner: str = ""
     group_name: str = ""
+    replaces: bool = False
+    """Whether it takes the place of a request with its key that has not begun."""
 
 
 class ReplyRequest(NamedTuple):
@@ -382,6 +394,7 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         headers=_parse_headers(options.get("headers")),
         owner=owner,
         group_name=values.pop("group", ""),
+        replaces=values.pop("on_duplicate", "") == "replace",
         **values,
     )
 

@@ -250,6 +250,25 @@ def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypa
     assert failed(large).code == 413
 
 
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_sqlite
+def test_the_newest_of_the_requests_with_a_key_is_executed(bench, titanic):
+    worker = bench.x1_worker(b"echo")
+    newest = {"key": "k", "on_duplicate": "replace"}
+    first = titanic.submit("echo", b"old", delay=3600, **newest)
+    assert titanic.submit("echo", b"old, too", delay=1800, **newest).uuid == first.uuid
+    assert titanic.submit("echo", b"new", **newest).uuid == first.uuid
+    address, body = given(worker)
+    assert body == b"new"
+    later = titanic.submit("echo", b"later", **newest)
+    assert later.uuid != first.uuid
+    worker.final(address, b"done")
+    assert answer(worker) == b"later"
+    assert first.result(timeout=TIMEOUT_SECONDS) == later.result(timeout=TIMEOUT_SECONDS) == [b"done"]
+
+
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -231,7 +231,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
         "string, binary, array<binary> or array<string>",
         _is_body, _bodies, str,
     ),
-    **{name: _column(option) for name, option in OPTIONS.items()},
+    **{name: _column(option) for name, option in OPTIONS.items() if name != "on_duplicate"},
     "due": _column(OPTIONS["at"]),
     "headers": Column(
         'map<string,string>, or JSON as an option: {"name": "value"}',
