@@ -135,6 +135,7 @@ def _create_schedules() -> None:
         sa.Column("last", sa.Double),
         sa.Column("last_uuid", sa.Uuid),
         sa.Column("seen", sa.Double),
+        sa.Column("group_name", sa.Text, nullable=False, server_default=sa.text("''")),
     )
     _partial("titanic_schedules_next", "titanic_schedules", ["next"], "next IS NOT NULL")
 

@@ -231,6 +231,7 @@ class StoredSchedule(Base):
     """The request that was then submitted."""
     seen: Mapped[float | None] = mapped_column(Double)
     """When workers of its service last declared it; NULL if they did not."""
+    group_name: Mapped[str] = mapped_column(Text, server_default=text("''"))
 
 
 ENDED_SEQUENCE: Final = Sequence("titanic_ended", metadata=Base.metadata)
