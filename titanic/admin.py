@@ -23,7 +23,7 @@ MAX_EXPORTED_BYTES: Final = 16 << 20
 """Size of bodies and replies from which no more are read at a time."""
 _LISTED: Final = (
     R.uuid, R.service, R.owner, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures,
-    R.deaths, R.code, R.error, R.key,
+    R.deaths, R.code, R.error, R.key, R.group_name,
 )  # fmt: skip
 _NO_REQUESTS: Final[dict[str, Any]] = {
     **dict.fromkeys(STATES, 0), "attempts": 0, "deaths": 0, "oldest_pending_seconds": None,

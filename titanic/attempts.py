@@ -10,15 +10,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ..clients import AsyncClient, Reply, RequestCancelled, RequestError, ServiceError, SettingError, StreamInterrupted
+from ..clients import (
+    AsyncClient,
+    Reply,
+    RequestCancelled,
+    RequestError,
+    RetryLater,
+    ServiceError,
+    SettingError,
+    StreamInterrupted,
+)
 from ..clients.call import Call, Outcome
+from ..clients.rows.calls import LIMITED
 from ..mdp.codes import Code
 from ..mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from . import store
 from .batches import BatchExecutor
 from .callers import Callers
 from .frames import pack, unpack
-from .retries import AttemptResult, RetryPolicy, fits, log_fields, request_id, transient_pause
+from .retries import BACKOFF_SECONDS, AttemptResult, RetryPolicy, fits, log_fields, request_id, transient_pause
 
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""
@@ -48,8 +58,8 @@ class Attempt:
     """
 
     __slots__ = (
-        "_call", "_ended", "_finish", "_means", "_parts", "_result", "_unstored", "_unstored_bytes", "claimed",
-        "is_over", "is_sent",
+        "_again", "_call", "_ended", "_finish", "_means", "_parts", "_result", "_unstored", "_unstored_bytes",
+        "claimed", "is_over", "is_sent",
     )  # fmt: skip
 
     def __init__(self, means: Means, claimed: store.Claimed, ended: "Callable[[Attempt, AttemptResult], None]") -> None:
@@ -60,6 +70,8 @@ class Attempt:
         self._means = means
         self._ended = ended
         self._call: Call | None = None
+        self._again: asyncio.TimerHandle | None = None
+        """Sends the request again, which a limit has kept from starting."""
         self._finish: Finish = untraced
         """Ends the span."""
         self._parts = 0
@@ -94,6 +106,12 @@ class Attempt:
 
     def put(self, outcome: Outcome) -> None:
         """Take a PARTIAL, the reply or the error."""
+        if isinstance(outcome, RequestError) and outcome.reason in LIMITED and not outcome.workers_lost:
+            self._end_span(outcome)  # it has not started, so the attempt goes on
+            self._call = None
+            pause = (outcome.retry_after or BACKOFF_SECONDS[0]) if isinstance(outcome, RetryLater) else 0.0
+            self._again = asyncio.get_running_loop().call_later(pause, self.begin)
+            return
         try:
             result = self._after(outcome)
         except Exception as error:  # noqa: BLE001 - one broken request must not stop the others
@@ -108,6 +126,8 @@ class Attempt:
     def cancel(self) -> None:
         """Give up the attempt: its result is not wanted any more."""
         self.is_over = True
+        if self._again is not None:
+            self._again.cancel()
         if self._call is not None:
             self._means.client.cancel(self._call)
             self._end_span(RequestCancelled("given up: its result is not wanted any more"))
@@ -185,4 +205,5 @@ def _addressing(claimed: store.Claimed) -> tuple[Any, dict[str, Any]]:
     headers = json.loads(claimed.headers) if claimed.headers else None
     if headers is None or isinstance(headers, dict):
         headers = {REQUEST_ID: request_id(claimed, headers), **(headers or {})}
-    return headers, {"on_behalf": claimed.owner} if claimed.owner else {}
+    named = {"on_behalf": claimed.owner, "group": claimed.group_name}
+    return headers, {name: value for name, value in named.items() if value}

@@ -97,10 +97,13 @@ class Titanic:
             key: An idempotency key, to make your own retries safe: the same key and service return the first request's
                 ticket.  (If the client itself resends a request after a lost connection, it is stored only once in any
                 case.)
+            on_duplicate: With "replace", the request takes the place of the key's request, whose ticket is returned,
+                unless that has begun: then it is stored beside it, and the key stands for it (default: "keep").
             key_ttl: How long to remember the key, in seconds (default: forever).
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
             priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             retries: How often Titanic retries it if the handler fails (default: the service's, or 0).
             backoff: Pause in seconds before the first retry, doubled for each further one (default: the
                 service's, or 1).
@@ -337,10 +340,13 @@ class AsyncTitanic:
             key: An idempotency key, to make your own retries safe: the same key and service return the first request's
                 ticket.  (If the client itself resends a request after a lost connection, it is stored only once in any
                 case.)
+            on_duplicate: With "replace", the request takes the place of the key's request, whose ticket is returned,
+                unless that has begun: then it is stored beside it, and the key stands for it (default: "keep").
             key_ttl: How long to remember the key, in seconds (default: forever).
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
             priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            group: Whose turns and limits apply to it, for example a tenant's (docs/how-to/limits.md).
             retries: How often Titanic retries it if the handler fails (default: the service's, or 0).
             backoff: Pause in seconds before the first retry, doubled for each further one (default: the
                 service's, or 1).

@@ -16,7 +16,7 @@ from . import store
 from .attempts import Attempt, Means
 from .batches import StoreError
 from .database import Database
-from .lanes import Lane
+from .lanes import NO_CAPACITY, Capacity, Lane
 from .metrics import Metrics
 from .quota import Quota
 from .retries import AttemptResult, log_fields
@@ -55,7 +55,7 @@ class Dispatcher:
         """Results that are not stored yet."""
         self._unstored_bytes = 0
         """Size of their replies."""
-        self._offered: dict[str, int] = {}
+        self._offered: dict[str, Capacity] = {}
         self._stopped = False
         self._none_running = asyncio.Event()
         """Set when the last running request has ended."""
@@ -67,8 +67,8 @@ class Dispatcher:
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def offered(self) -> Mapping[str, int]:
-        """The services that have workers, and how many requests these take at a time."""
+    def offered(self) -> Mapping[str, Capacity]:
+        """The services that have workers, and what these take at a time."""
         return self._offered
 
     @property
@@ -76,18 +76,18 @@ class Dispatcher:
         """The services for which there is something to do."""
         return self._lanes
 
-    def offer(self, offered: dict[str, int]) -> None:
-        """Set which services have workers, and how many requests these take at a time."""
+    def offer(self, offered: dict[str, Capacity]) -> None:
+        """Set which services have workers, and what these take at a time."""
         self._offered = offered
         for lane in list(self._lanes.values()):
-            lane.credit = offered.get(lane.service, 0)
+            lane.capacity = offered.get(lane.service, NO_CAPACITY)
             self._proceed(lane)
 
     def lane(self, service: str) -> Lane:
         """Return the service's lane, a new one if it has none."""
         lane = self._lanes.get(service)
         if lane is None:
-            lane = self._lanes[service] = Lane(service, self._offered.get(service, 0))
+            lane = self._lanes[service] = Lane(service, self._offered.get(service, NO_CAPACITY))
         return lane
 
     def observe(self, seconds: float) -> None:
@@ -111,15 +111,15 @@ class Dispatcher:
             self._quota.add(each.service, 1)
             if each.due > self._database.clock.now():
                 self.look.set()
-            elif not self._offered.get(each.service):
+            elif each.service not in self._offered:
                 self.unknown.set()  # if there are workers by now, maintenance finds the request
             else:
-                self.claim(each.service)
+                self.claim(each.service, grouped=bool(each.group_name))
 
-    def claim(self, service: str) -> None:
-        """Take requests for the service, of which there are some."""
+    def claim(self, service: str, *, grouped: bool) -> None:
+        """Take requests for the service, of which there are some; `grouped`, if some have a group."""
         lane = self.lane(service)
-        lane.look()
+        lane.look(grouped=grouped)
         self._fill(lane)
 
     def _fill(self, lane: Lane) -> None:
@@ -129,14 +129,14 @@ class Dispatcher:
             return
         limit = lane.begin_claim()
         if limit:
-            claim = store.Claim(lane.service, limit, self._lease, self._database.clock.now(), left)
-            self._database.writer.submit(store.claim, claim).add_done_callback(partial(self._claimed, lane, limit))
+            claim = store.Claim(lane.service, limit, self._lease, self._database.clock.now(), left, lane.turns())
+            self._database.writer.submit(store.claim, claim).add_done_callback(partial(self._claimed, lane, claim))
 
-    def _claimed(self, lane: Lane, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
+    def _claimed(self, lane: Lane, claim: store.Claim, done: "asyncio.Future[list[store.Claimed]]") -> None:
         if done.cancelled() or done.exception() is not None:
-            lane.end_claim(exhausted=False)
+            lane.claiming = False
             return  # the writer has logged the error; the next maintenance tries again
-        lane.end_claim(exhausted=len(done.result()) < limit)
+        lane.end_claim(claim, done.result())
         for claimed in done.result():
             self._add(lane, claimed)
         self._proceed(lane)
@@ -185,7 +185,7 @@ class Dispatcher:
 
     def _executed(self, attempt: Attempt) -> None:
         lane = self._lanes[attempt.claimed.service]
-        lane.executed()
+        lane.executed(attempt)
         self._proceed(lane)
 
     # ── what is running ──────────────────────────────────────────────────────────────────────────────────────────────

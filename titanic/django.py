@@ -58,7 +58,7 @@ except ImportError:
 
 DEFAULT_TTL_SECONDS: Final = 7 * 86400.0
 """How long results are kept by default: nothing in Django's API deletes them."""
-_SUBMISSION: Final = ("retries", "backoff", "ttl")
+_SUBMISSION: Final = ("group", "retries", "backoff", "ttl")
 """The options of a submission that `OPTIONS` can set."""
 _STATUS: Final = {
     "running": TaskResultStatus.RUNNING, "done": TaskResultStatus.SUCCESSFUL, "failed": TaskResultStatus.FAILED,
@@ -94,7 +94,8 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
         `database`: The alias, in `DATABASES`, of the database with Titanic's tables (default: `"default"`).
         `prefix`: What comes before a queue's name in the name of its service (default: `"django."`).
         `owner`: As for `enqueue`.
-        `retries`, `backoff`, `ttl`: As for `Titanic.submit`; the result of a task is kept for a week by default.
+        `group`, `retries`, `backoff`, `ttl`: As for `Titanic.submit`; the result of a task is kept for a week by
+            default.
     """
 
     supports_defer = True

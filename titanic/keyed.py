@@ -32,7 +32,7 @@ class KeyedRows:
         kept_ms = round(keep * 1000, 3)
         self._options = {"key_ttl": kept_ms, "result_ttl": kept_ms, "reply": True}
 
-    async def request(self, service: str, row: bytes, key: str, timeout: float) -> list[bytes]:
+    async def request(self, service: str, row: bytes, key: str, group: str, timeout: float) -> list[bytes]:
         """Submit a row, again until its time has passed if there is no Titanic or it is full, and return the reply.
 
         Raises:
@@ -43,7 +43,7 @@ class KeyedRows:
         while True:
             error: RequestError
             try:
-                reply = await self._submit(service, row, key, max(deadline - time.monotonic(), 0.001))
+                reply = await self._submit(service, row, key, group, max(deadline - time.monotonic(), 0.001))
                 if reply is not None:
                     return reply
                 text = "no reply in time; the request continues, and the same key returns its reply later"
@@ -59,12 +59,12 @@ class KeyedRows:
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _submit(self, service: str, row: bytes, key: str, timeout: float) -> list[bytes] | None:
+    async def _submit(self, service: str, row: bytes, key: str, group: str, timeout: float) -> list[bytes] | None:
         """Submit a row, and return its reply; None if it has none yet, because its time passes or Titanic ends."""
         try:
             reply = await self._client.request(
                 REQUEST, service.encode(), row, timeout=timeout, wait=False, headers=self._headers,
-                options={**self._options, "key": key},
+                options={**self._options, "key": key, **({"group": group} if group else {})},
             )  # fmt: skip
         except ServiceNotFound:
             raise no_titanic(self._client.endpoint, REQUEST) from None

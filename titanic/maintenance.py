@@ -86,8 +86,8 @@ class Maintenance:
         for id_ in found.held.keys() - self._dispatcher.running.keys():  # their claim's answer was lost
             again = self._retries.reschedule(id_, found.held[id_])
             self._database.writer.submit(store.reschedule, again).add_done_callback(_ignore_failure)
-        for service in found.services:
-            self._dispatcher.claim(service)
+        for service, grouped in found.services.items():
+            self._dispatcher.claim(service, grouped=grouped)
         now = time.monotonic()
         self._dispatcher.observe(max(now - self._looked_at, MAINTENANCE_SECONDS))
         self._looked_at = now

@@ -56,6 +56,7 @@ class Schedules:
             missed: What to do about occurrences that are over a minute late: `skip` them, submit one request for them
                 (`once`, the default), or submit `all`.
             priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            group: Whose turns and limits apply to the requests, for example a tenant's.
             retries: How often Titanic retries it if the handler fails (default: the service's, or 0).
             backoff: Pause in seconds before the first retry, doubled for each further one (default: the service's,
                 or 1).

@@ -69,6 +69,7 @@ class ScheduleOptions(TypedDict, total=False):
         ),
     ]
     priority: Annotated[int | None, OPTIONS["priority"]]
+    group: Annotated[str | None, OPTIONS["group"]]
     retries: Annotated[int | None, OPTIONS["retries"]]
     backoff: Annotated[float | None, OPTIONS["backoff"]]
     ttl: Annotated[float | None, replace(OPTIONS["ttl"], default="7d")]
@@ -102,6 +103,7 @@ class Schedule(NamedTuple):
     created: float
     next: float | None
     """The first occurrence that was not handled yet; None while the schedule is paused."""
+    group_name: str = ""
 
     @property
     def recurrence(self) -> Recurrence:
@@ -125,6 +127,7 @@ class Schedule(NamedTuple):
             uuid=new_uuid(), service=self.service, body=self.body, created=now, due=now, key=key,
             key_expires=now + KEY_SECONDS, priority=self.priority, retries=self.retries, backoff=self.backoff,
             result_ttl=self.result_ttl, headers=_with_header(self.headers, key), owner=self.owner,
+            group_name=self.group_name,
         )  # fmt: skip
 
 
@@ -203,7 +206,7 @@ def parse_schedule(frames: Sequence[bytes], options: Mapping[str, Any], now: flo
         name, owner, submitted.service, submitted.body, submitted.headers, submitted.priority, submitted.retries,
         submitted.backoff, DEFAULT_RESULT_TTL if submitted.result_ttl is None else submitted.result_ttl,
         own["cron"], own["every"], own["timezone"] or recurrence.UTC, own["missed"] or "once",
-        created=now, next=None,
+        created=now, next=None, group_name=submitted.group_name,
     )  # fmt: skip
     try:
         first = found.recurrence.after(now)

@@ -28,6 +28,7 @@ from .uuids import new_uuid
 
 SERVICE_PREFIX: Final = b"titanic."
 MAX_KEY_BYTES: Final = 255
+MAX_GROUP_BYTES: Final = 255
 HEADERS_RESERVE_BYTES: Final = 1000
 """What Titanic may add to a request's options when it sends the request on: a trace context and the owner."""
 MAX_FROM: Final = 1_000_000_000
@@ -215,6 +216,15 @@ class SubmissionOptions(TypedDict, total=False):
             "even after that was closed.",
         ),
     ]
+    on_duplicate: Annotated[
+        str | None,
+        ChoiceOption(
+            choices=("keep", "replace"),
+            help="What to do if the key is known: keep the first request, or replace it if it has not begun; if it "
+            "has, the request is stored beside it.",
+            default="keep",
+        ),
+    ]
     key_ttl: Annotated[
         float | None, DurationOption(expiry=True, help="How long to remember the key.", default="forever")
     ]
@@ -232,6 +242,14 @@ class SubmissionOptions(TypedDict, total=False):
             maximum=MAX_PRIORITY,
             help=f"Priority; {MAX_PRIORITY} runs first. Requests of equal priority run in order of submission.",
             default="0",
+        ),
+    ]
+    group: Annotated[
+        str | None,
+        TextOption(
+            max_bytes=MAX_GROUP_BYTES,
+            help="Whose turns and limits apply to the request at the broker, for example a tenant's.",
+            default="none",
         ),
     ]
     retries: Annotated[
@@ -301,8 +319,9 @@ def encode_options(
 
 
 def _check_combination(options: Mapping[str, Any]) -> None:
-    if options.get("key") is None and options.get("key_ttl") is not None:
-        raise MalformedRequest("key_ttl needs a key")
+    for name in ("key_ttl", "on_duplicate"):
+        if options.get("key") is None and options.get(name) is not None:
+            raise MalformedRequest(f"{name} needs a key")
     if options.get("key") is not None and options.get("uuid") is not None:
         # A key protects even after its request was closed; a UUID does not, so it must not override the key.
         raise MalformedRequest("key and uuid cannot be combined: set only one of them")
@@ -314,7 +333,7 @@ def _check_combination(options: Mapping[str, Any]) -> None:
 
 
 class Submission(NamedTuple):
-    """A request to be stored.  The fields other than `key_expires` are columns of `titanic_requests`."""
+    """A request to be stored.  The fields other than `key_expires` and `replaces` are columns of `titanic_requests`."""
 
     uuid: UUID
     service: str
@@ -329,6 +348,9 @@ class Submission(NamedTuple):
     result_ttl: float | None = None
     headers: str | None = None
     owner: str = ""
+    group_name: str = ""
+    replaces: bool = False
+    """Whether it takes the place of a request with its key that has not begun."""
 
 
 class ReplyRequest(NamedTuple):
@@ -371,6 +393,8 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         result_ttl=values.pop("ttl", None),
         headers=_parse_headers(options.get("headers")),
         owner=owner,
+        group_name=values.pop("group", ""),
+        replaces=values.pop("on_duplicate", "") == "replace",
         **values,
     )
 

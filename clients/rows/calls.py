@@ -115,7 +115,7 @@ class Keyed(Protocol):
     through: str
     """The service through which the rows are sent."""
 
-    async def request(self, service: str, row: bytes, key: str, timeout: float) -> list[bytes]:
+    async def request(self, service: str, row: bytes, key: str, group: str, timeout: float) -> list[bytes]:
         """Send a row and return its reply.  Raises `RequestTimeout` if there is none in time."""
 
 
@@ -322,14 +322,14 @@ class RowCalls:
             if unavailable is not None:
                 self._settle(row, unavailable)
                 return
+            group = row.group or settings.group
             if keyed is None:
-                group = row.group or settings.group
                 reply = await self._client.request(
                     row.service, row.body, timeout=settings.timeout, headers=settings.headers,
                     options={"group": group} if group else None, retry=settings.retry,
                 )  # fmt: skip
             else:
-                reply = await keyed.request(row.service, row.body, row.key, settings.timeout)
+                reply = await keyed.request(row.service, row.body, row.key, group, settings.timeout)
         except Exception as error:  # noqa: BLE001 - no row may wait for ever
             self.answered(row, error)
         else:

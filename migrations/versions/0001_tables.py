@@ -88,12 +88,13 @@ def _create_requests() -> None:
         sa.Column("ended", sa.BigInteger),
         sa.Column("deaths", sa.Integer, nullable=False, server_default=sa.text("0")),
         sa.Column("owner", sa.Text, nullable=False, server_default=sa.text("''")),
+        sa.Column("group_name", sa.Text, nullable=False, server_default=sa.text("''")),
         sa.CheckConstraint(
             "state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"
         ),
         sqlite_autoincrement=True,
     )
-    ready: list[str | sa.TextClause] = ["service", sa.text("priority DESC"), "id"]
+    ready: list[str | sa.TextClause] = ["service", "group_name", sa.text("priority DESC"), "id"]
     _partial("titanic_requests_ready", "titanic_requests", ready, "state = 'pending'")
     _partial("titanic_requests_due", "titanic_requests", ["due"], "state = 'delayed'")
     _partial("titanic_requests_retry", "titanic_requests", ["due"], "state = 'delayed' AND attempts > 0")
@@ -134,6 +135,7 @@ def _create_schedules() -> None:
         sa.Column("last", sa.Double),
         sa.Column("last_uuid", sa.Uuid),
         sa.Column("seen", sa.Double),
+        sa.Column("group_name", sa.Text, nullable=False, server_default=sa.text("''")),
     )
     _partial("titanic_schedules_next", "titanic_schedules", ["next"], "next IS NOT NULL")
 
@@ -162,6 +164,7 @@ def _create_what_spark_writes() -> None:
         sa.Column("key_ttl", sa.Double),
         sa.Column("headers", sa.Text),
         sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("group_name", sa.Text),
     )
     if (
         _on_postgresql()

@@ -122,8 +122,8 @@ def call_service(
     check_rows_per_request(rows_per_request, codec)
     if codec is not None and key is not None:
         raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
-    if group is not None and (codec is not None or key is not None):
-        raise SettingError("group cannot be combined with codec='arrow', whose requests have many rows, nor with a key")
+    if codec is not None and group is not None:
+        raise SettingError("group cannot be combined with codec='arrow', whose requests have many rows")
     fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
     added = added_names(output, df.columns, fold)
     selected = _select_input(df, input, key, group, typed, as_it_is=codec is not None)
@@ -271,20 +271,21 @@ def _select_input(
     *,
     as_it_is: bool,
 ) -> DataFrame:
-    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key or group if any.
+    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key and group if any.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
     """
     found = _with_input(df, selected)
-    role, named = ("key", key) if group is None else ("group", group)
-    if named is not None:
-        found = _with(found, named if isinstance(named, Column) else _quoted(df, named), role, named)
+    named = [(role, column) for role, column in (("key", key), ("group", group)) if column is not None]
+    for role, column in named:
+        found = _with(found, column if isinstance(column, Column) else _quoted(df, column), role, column)
     names = [f"c{at}" for at in range(len(found.schema.fields))]
     found, at = found.toDF(*names), len(df.columns)
     kind = found.schema.fields[at].dataType
-    if named is not None and not isinstance(found.schema.fields[-1].dataType, StringType):
-        type_name = found.schema.fields[-1].dataType.simpleString()
-        raise SettingError(f"{role} is {named!r}, a column of type {type_name}; cast it to string")
+    for (role, column), field in zip(named, found.schema.fields[at + 1 :], strict=True):
+        if not isinstance(field.dataType, StringType):
+            type_name = field.dataType.simpleString()
+            raise SettingError(f"{role} is {column!r}, a column of type {type_name}; cast it to string")
     if typed is not None:
         check_input(typed, selected if isinstance(selected, str) else "input", kind)
         if not typed.request.raw:

@@ -239,6 +239,7 @@ def test_the_examples_of_the_titanic_page(endpoint, tmp_path, monkeypatch, capsy
         out = capsys.readouterr().out
         assert "[b'HELLO']" in out
         assert "[b'15 letters']" in out
+        assert "[b'8 letters']" in out
         assert "it failed" not in out
         reply = run("titanic", "reply", names["uuid"], "--wait", "--stream", MDP_BROKER=endpoint)
         assert reply.stdout.split() == [b"A", b"NEW", b"ORDER", b"11", b"letters"]

@@ -55,11 +55,11 @@ def test_all_are_listed_the_oldest_first(do, each):
 
 
 def test_a_row_of_the_list(do, tables):
-    asked = tables.add("größe", priority=3, key="k", due=NOW + 1)
+    asked = tables.add("größe", priority=3, key="k", due=NOW + 1, group_name="tenant-7")
     assert do(admin.ls, Filter(), 1) == [{
         "uuid": asked.uuid.hex, "service": "größe", "owner": "", "state": "delayed", "priority": 3, "created": NOW,
         "due": NOW + 1, "started": None, "finished": None, "attempts": 0, "failures": 0, "deaths": 0, "code": None,
-        "error": None, "key": "k",
+        "error": None, "key": "k", "group_name": "tenant-7",
     }]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_show_returns_everything(do, tables):
         "uuid": asked.uuid.hex, "service": "echo", "owner": "shop", "state": "done", "priority": 2, "created": NOW,
         "due": NOW, "started": NOW + 1, "finished": NOW + 2, "attempts": 1, "failures": 0, "deaths": 0, "code": None,
         "error": None, "key": "k", "retries": 3, "backoff": 0.5, "result_ttl": 60, "expires": NOW + 62, "holder": None,
-        "headers": '{"a": "b"}', "body": b"\0body", "reply": b"\0reply", "partials": [b"0", b"1"],
+        "group_name": "", "headers": '{"a": "b"}', "body": b"\0body", "reply": b"\0reply", "partials": [b"0", b"1"],
     }  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def test_only_requests_that_have_not_ended_are_cancelled(do, tables, each):
 def test_a_cancelled_request_is_not_run(do, tables, each):
     do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
     found = tables.maintain(NOW + 9, count=True, offered=("echo",))
-    assert (found.held, found.services, found.next_due, found.waiting) == ({}, [], None, {})
+    assert (found.held, found.services, found.next_due, found.waiting) == ({}, {}, None, {})
     assert tables.claim(limit=10) == []
 
 

@@ -59,10 +59,21 @@ def test_what_the_workers_of_other_brokers_can_take_counts(url):
         ({"credit": 3, "running": 2, "remote_credit": 0, "remote_running": 0}, 5),
         ({"credit": 0, "running": 2, "remote_credit": 4, "remote_running": 2}, 4),
         ({"credit": 1, "running": 3, "remote_credit": 4, "remote_running": 1}, 7),
+        ({"credit": 9, "running": 3, "limits": {"service": {"concurrency": 8}}}, 8),
+        ({"credit": 9, "running": 3, "limits": {"service": {"concurrency": 8}}, "remote_credit": 4}, 12),
+        ({"credit": 90, "running": 3, "limits": {"service": {"rate": "120/min", "burst": 20}}}, 25),
+        ({"credit": 90, "running": 0, "limits": {"service": {"rate": "1/h"}}}, 1),
     ],
 )
 def test_the_capacity_of_a_service(row, capacity):
-    assert discovery.capacity(row) == capacity
+    assert discovery.capacity(row) == (capacity, None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "per_group"), [({"concurrency": 2}, 2), ({"rate": "1/s", "burst": 5}, 20), ({"rate": "1/h"}, 1)]
+)
+def test_the_capacity_of_a_group(limit, per_group):
+    assert discovery.capacity({"credit": 9, "running": 0, "limits": {"group": limit}}) == (9, per_group)
 
 
 @on_sqlite

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -58,6 +59,96 @@ def failed(ticket):
 
 
 # ── when, and for whom ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_is_sent_in_its_group(bench, titanic):  # C48
+    bench.mmi(b"mmi.limit", b"slow", json.dumps({"group": {"concurrency": 1}}).encode())
+    for body, group in ((b"a1", "a"), (b"a2", "a"), (b"b1", "b")):
+        titanic.submit("slow", body, group=group)
+    worker = bench.x1_worker(b"slow", credit=5)
+    begun = dict(reversed(given(worker)) for _ in range(2))
+    assert set(begun) == {b"a1", b"b1"}
+    for address in begun.values():
+        worker.final(address, b"done")
+    assert answer(worker) == b"a2"
+
+
+def limit(bench, **limits):
+    bench.mmi(b"mmi.limit", b"slow", json.dumps(limits).encode())
+
+
+@on_sqlite
+def test_only_what_may_start_soon_is_claimed(bench, titanic, url):
+    limit(bench, service={"concurrency": 2})
+    slow = bench.x1_worker(b"slow", credit=100)
+    held = [titanic.submit("slow", b"%d" % number) for number in range(100)]
+    begun = [given(slow)[0] for _ in range(2)]
+    bench.until(lambda: services(bench)["slow"]["held_back"] == 2)
+    ticket = titanic.submit("other", b"")
+    answer(bench.x1_worker(b"other"))
+    ticket.result(timeout=TIMEOUT_SECONDS)
+    assert services(bench)["slow"]["queued"] == 2
+    assert 4 <= Counter(each["state"] for each in stored(url)["requests"])["running"] <= 10
+    for address in begun:
+        slow.final(address, b"done")
+    assert [answer(slow) for _ in range(98)] == [b"%d" % number for number in range(2, 100)]
+    for each in held:
+        each.result(timeout=TIMEOUT_SECONDS)
+
+
+@on_sqlite
+@pytest.mark.parametrize("limits", [{"service": {"concurrency": 1}}, {"group": {"concurrency": 1}}])
+def test_a_group_with_many_requests_does_not_hold_up_another(bench, titanic, limits):
+    limit(bench, **limits)
+    for number in range(50):
+        titanic.submit("slow", b"a%d" % number, group="a")
+    titanic.submit("slow", b"a urgent", group="a", priority=9)
+    worker = bench.x1_worker(b"slow", credit=5)
+    address, body = given(worker)
+    assert body == b"a urgent"
+    titanic.submit("slow", b"b", group="b")
+    begun = []
+    while b"b" not in begun:
+        worker.final(address, b"done")
+        address, body = given(worker)
+        begun.append(body)
+    assert len(begun) < 10
+
+
+@on_sqlite
+def test_a_request_that_has_only_waited_for_a_limit_has_not_failed(url):
+    with ExitStack() as stack:
+        server = stack.enter_context(running_broker(limits=Limits(**BEATS, expiry=0.05), drain_timeout=0.1))
+        at = server.endpoints[0]
+        stack.enter_context(serving(at, url))
+        client = stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS))
+        client.request("mmi.limit", b"slow", b'{"service": {"concurrency": 1}}')
+        began, go_on = threading.Event(), threading.Event()
+
+        def handler(request):
+            began.set()
+            assert go_on.wait(TIMEOUT_SECONDS)
+            return request
+
+        stack.callback(go_on.set)
+        stack.enter_context(Worker("slow", handler, broker=at, concurrency=4, **BEATS))
+        first = Titanic(client).submit("slow", b"first")
+        assert began.wait(TIMEOUT_SECONDS)
+        second = Titanic(client).submit("slow", b"second")
+        eventually(lambda: timed_out(client) >= 3)
+        assert state(url, second.uuid) == "running"
+        go_on.set()
+        for ticket in (first, second):
+            ticket.result(timeout=TIMEOUT_SECONDS)
+            told = row(url, ticket.uuid)
+            assert (told["attempts"], told["failures"], told["error"]) == (1, 0, None)
+
+
+def timed_out(client):
+    """Return how many requests to the service have waited too long."""
+    (answer,) = client.request("mmi.metrics", b"")
+    (found,) = [each for each in json.loads(answer)["services"] if each["name"] == "slow"]
+    return found["outcomes"].get("408", 0)
 
 
 @on_sqlite
@@ -157,6 +248,25 @@ def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypa
     answer(worker, b"x" * 11)
     assert fits.result(timeout=TIMEOUT_SECONDS) == [b"x" * 10]
     assert failed(large).code == 413
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_sqlite
+def test_the_newest_of_the_requests_with_a_key_is_executed(bench, titanic):
+    worker = bench.x1_worker(b"echo")
+    newest = {"key": "k", "on_duplicate": "replace"}
+    first = titanic.submit("echo", b"old", delay=3600, **newest)
+    assert titanic.submit("echo", b"old, too", delay=1800, **newest).uuid == first.uuid
+    assert titanic.submit("echo", b"new", **newest).uuid == first.uuid
+    address, body = given(worker)
+    assert body == b"new"
+    later = titanic.submit("echo", b"later", **newest)
+    assert later.uuid != first.uuid
+    worker.final(address, b"done")
+    assert answer(worker) == b"later"
+    assert first.result(timeout=TIMEOUT_SECONDS) == later.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -228,7 +228,7 @@ def test_a_task_is_retried_and_knows_its_attempt(shop):
     result = shop.succeed_at.enqueue(2)
     assert finished(result).return_value == result.id
     assert (result.attempts, result.worker_ids) == (2, ["retrying.default"] * 2)
-    assert row(shop, result)["result_ttl"] is None
+    assert (row(shop, result)["result_ttl"], row(shop, result)["group_name"]) == (None, "tenant-7")
     assert finished(shop.succeed_at.enqueue(4)).status == "FAILED"
 
 

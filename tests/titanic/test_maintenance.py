@@ -11,7 +11,7 @@ from support.titanics import rooms_of
 from zmdp.titanic import maintenance, store
 
 NOW = 1_800_000_000.0
-NOTHING = store.Findings(held={}, services=[], next_due=None, waiting=None)
+NOTHING = store.Findings(held={}, services={}, next_due=None, waiting=None)
 
 
 @pytest.mark.parametrize(

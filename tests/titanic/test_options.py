@@ -198,11 +198,12 @@ def test_options_go_on_the_wire_and_come_back():
     at = datetime(2030, 1, 31, 12, tzinfo=UTC)
     given = {
         "key": "k", "key_ttl": 60, "at": at, "priority": 7, "retries": 3, "backoff": 0.25, "ttl": 86400.0,
+        "group": "tenant-7", "on_duplicate": "replace",
     }  # fmt: skip
     made = asked(**json.loads(json.dumps(encode_options(given))))
     assert made._replace(uuid=None, body=b"") == Submission(
         uuid=None, service="echo", body=b"", created=NOW, due=at.timestamp(), key="k", key_expires=NOW + 60, priority=7,
-        retries=3, backoff=0.25, result_ttl=86400.0,
+        retries=3, backoff=0.25, result_ttl=86400.0, group_name="tenant-7", replaces=True,
     )  # fmt: skip
     assert asked(**encode_options({"delay": 1.5})).due == NOW + 1.5
     assert encode_options(dict.fromkeys(OPTIONS)) == {}
@@ -230,7 +231,7 @@ def test_an_invalid_argument_is_a_setting_error(options, said):
 
 
 def test_a_misspelt_argument_is_a_type_error():
-    with pytest.raises(TypeError, match=r"no option 'priorty': its options are key, key_ttl, delay"):
+    with pytest.raises(TypeError, match=r"no option 'priorty': its options are key, on_duplicate, key_ttl, delay"):
         encode_options({"priorty": 5})
 
 
@@ -242,7 +243,7 @@ def test_every_declared_option_has_a_help_and_a_column():
     assert list(OPTIONS) == list(SubmissionOptions.__annotations__)
     for option in OPTIONS.values():
         assert option.help.endswith(".")
-    stored = set(Submission._fields) | {"delay", "at", "key_ttl"}
+    stored = set(Submission._fields) | {"delay", "at", "key_ttl", "group", "on_duplicate"}
     assert {option.wire_name or name for name, option in OPTIONS.items()} <= stored
 
 

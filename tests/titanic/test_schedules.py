@@ -41,7 +41,7 @@ def test_the_defaults():
     made = schedule(cron="0 2 * * *")
     assert made._replace(body=b"") == (
         "nightly", "", "report", b"", None, 0, 0, None, DEFAULT_RESULT_TTL, "0 2 * * *", None, "UTC", "once", NOW,
-        NOW + 18 * 3600,
+        NOW + 18 * 3600, "",
     )  # fmt: skip
     assert unpack(made.body) == [b"body"]
 
@@ -49,13 +49,13 @@ def test_the_defaults():
 def test_all_options():
     python = {
         "cron": "0 2 * * *", "timezone": "Europe/Berlin", "missed": "skip", "priority": 3, "retries": 2, "backoff": 0.5,
-        "ttl": 60.0,
+        "ttl": 60.0, "group": "tenant-7",
     }  # fmt: skip
     wire = encode_options(python, SCHEDULE_OPTIONS, "a schedule")
     made = schedule(b"a/b-c.d_e:f", b"report", b"one", b"two", owner="shop", headers={"a": "b"}, **wire)
     assert made._replace(body=b"") == (
         "a/b-c.d_e:f", "shop", "report", b"", '{"a": "b"}', 3, 2, 0.5, 60.0, "0 2 * * *", None, "Europe/Berlin", "skip",
-        NOW, NOW + 17 * 3600,
+        NOW, NOW + 17 * 3600, "tenant-7",
     )  # fmt: skip
     assert unpack(made.body) == [b"one", b"two"]
 
@@ -110,10 +110,11 @@ def test_any_options_are_either_valid_or_rejected(options):
 
 
 def test_the_request_of_an_occurrence():
-    made = every(90, priority=3, owner="shop", headers={"a": "b"}, result_ttl=1000)
+    made = every(90, priority=3, group="tenant-7", owner="shop", headers={"a": "b"}, result_ttl=1000)
     submitted = made.submission(NOW + 90, NOW + 91)
     assert (submitted.key, submitted.key_expires) == ("nightly@2027-01-15T08:01:30Z", NOW + 91 + KEY_SECONDS)
     assert (submitted.service, submitted.body, submitted.owner) == ("report", made.body, "shop")
+    assert submitted.group_name == "tenant-7"
     assert (submitted.created, submitted.due, submitted.priority, submitted.result_ttl) == (NOW + 91, NOW + 91, 3, 1.0)
     assert json.loads(submitted.headers) == {"a": "b", "schedule": "nightly@2027-01-15T08:01:30Z"}
     assert submitted.uuid != made.submission(NOW + 90, NOW + 91).uuid

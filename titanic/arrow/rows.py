@@ -39,7 +39,7 @@ STAGED: Final = pa.schema({
     "staging": pa.int64(), "number": pa.int32(), "uuid": pa.binary(), "service": pa.string(), "priority": pa.int16(),
     "due": pa.float64(), "delay": pa.float64(), "retries": pa.int32(), "backoff": pa.float64(),
     "result_ttl": pa.float64(), "key": pa.string(), "key_ttl": pa.float64(), "headers": pa.string(),
-    "body": pa.binary(),
+    "body": pa.binary(), "group_name": pa.string(),
 })  # fmt: skip
 """The columns of `titanic_staged`."""
 
@@ -231,7 +231,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
         "string, binary, array<binary> or array<string>",
         _is_body, _bodies, str,
     ),
-    **{name: _column(option) for name, option in OPTIONS.items()},
+    **{name: _column(option) for name, option in OPTIONS.items() if name != "on_duplicate"},
     "due": _column(OPTIONS["at"]),
     "headers": Column(
         'map<string,string>, or JSON as an option: {"name": "value"}',
@@ -242,7 +242,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
 """The columns that can be written; `due` is the name that `at` has when requests are read."""
 ROW_OPTIONS: Final = frozenset(COLUMNS) - {"request", "key", "due"}
 """Write options that set a column's value in all rows that have none."""
-_STAGED_NAMES: Final = {"at": "due", "ttl": "result_ttl", "request": "body"}
+_STAGED_NAMES: Final = {"at": "due", "ttl": "result_ttl", "group": "group_name", "request": "body"}
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ within the transaction, because a busy database may begin that much later.
 """
 
 from .acceptance import accept
-from .claims import Claim, Claimed, claim
+from .claims import Claim, Claimed, Turns, claim
 from .counts import count_waiting
 from .leases import Clock, Lease
 from .maintenance import Findings, MaintenanceRound, maintain, pending_after, pending_services, set_clock
@@ -40,6 +40,7 @@ from .schedules import (
 __all__ = [
     "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
     "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
+    "Turns",
     "accept", "add_partials", "catch_up", "claim", "close", "count_waiting",
     "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request", "finish",
     "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services", "progress", "release",

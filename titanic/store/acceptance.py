@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from ..submission import Submission
 from .bulk import Bulk, as_uuid
-from .tables import KEYS, REQUESTS, K, R, for_both_dialects
+from .tables import KEYS, REQUESTS, K, R, for_both_dialects, is_in
 
 
 def _enter_key(insert: Any) -> sa.Executable:
@@ -59,7 +59,7 @@ _FIND_KEYS: Final = {"sqlite": _finding(""), "postgresql": _finding("FOR KEY SHA
 """PostgreSQL locks the keys, so that maintenance does not delete them at the same time."""
 _Key: TypeAlias = tuple[str, str, str]
 """The primary key of a submission's key: service, key and owner."""
-_COLUMNS: Final = tuple(name for name in Submission._fields if name != "key_expires")
+_COLUMNS: Final = tuple(name for name in Submission._fields if name not in {"key_expires", "replaces"})
 """The columns of `titanic_requests` that a submission sets."""
 _POSTGRESQL: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
 _VALUES: Final = attrgetter(*_COLUMNS[1:])
@@ -76,13 +76,58 @@ _ACCEPT: Final = Bulk(
 )
 
 
+_REPLACED: Final = ("body", "due", "priority", "retries", "backoff", "result_ttl", "headers", "group_name")
+_REPLACE: Final = sa.update(REQUESTS).where(
+    R.uuid == sa.bindparam("of_uuid"),
+    sa.or_(is_in("delayed"), is_in("pending")),
+    R.attempts == sa.literal_column("0"),
+)
+_POINT_KEY: Final = sa.update(KEYS).where(
+    K.service == sa.bindparam("of_service"), K.key == sa.bindparam("of_key"), K.owner == sa.bindparam("of_owner"),
+    K.uuid == sa.bindparam("of_uuid"),
+).values(uuid=sa.bindparam("to_uuid"), expires=sa.bindparam("to_expires"))  # fmt: skip
+
+
 def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | None]:
     """Store requests and return the UUID of each: for a known key, that of the owner's first request with the key.
+
+    If a submission `replaces`, it takes the place of that request if nobody has claimed it yet; otherwise it is stored,
+    and the key stands for it from now on.  Of several in the batch, the last counts.
 
     Returns None for a request that was not stored because another owner's request has its UUID.
 
     Idempotent: the same submissions can be stored again.
     """
+    newest = {_key_of(each): each for each in batch if each.replaces}
+    if not newest:
+        return _accept(connection, batch)
+    others = iter(_accept(connection, [each for each in batch if not each.replaces]))
+    # Sorted, so that two Titanics with the same keys cannot deadlock.
+    uuids = {key: _keep_newest(connection, each) for key, each in sorted(newest.items())}
+    return [uuids[_key_of(each)] if each.replaces else next(others) for each in batch]
+
+
+def _keep_newest(connection: Connection, wanted: Submission) -> UUID:
+    """Store a request in place of the one that its key stands for, and return the UUID."""
+    row = {name: getattr(wanted, name) for name in _REPLACED}
+    key = {"of_service": wanted.service, "of_key": wanted.key, "of_owner": wanted.owner}
+    while True:
+        (uuid,) = _accept(connection, [wanted])
+        assert uuid is not None  # noqa: S101 - a submission with a key has a UUID of its own
+        if uuid == wanted.uuid:
+            return uuid
+        state = "delayed" if wanted.due > wanted.created else "pending"
+        waits = connection.execute(_REPLACE, {**row, "of_uuid": uuid, "state": state}).rowcount
+        kept = uuid if waits else wanted.uuid
+        moved = {**key, "of_uuid": uuid, "to_uuid": kept, "to_expires": wanted.key_expires}
+        if connection.execute(_POINT_KEY, moved).rowcount or waits:
+            if not waits:
+                _ACCEPT(connection, [(wanted.uuid.hex, *_VALUES(wanted))])
+            return kept
+        # Another Titanic has moved the key meanwhile.
+
+
+def _accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | None]:
     keyed = [each for each in batch if each.key is not None]
     known, new = _enter_keys(connection, keyed) if keyed else ({}, set())
     uuids = [each.uuid if each.key is None else known[_key_of(each)] for each in batch]

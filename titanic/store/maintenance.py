@@ -44,8 +44,8 @@ class Findings:
 
     held: dict[int, int]
     """The requests that this Titanic is running, and the numbers of their attempts."""
-    services: list[str]
-    """The offered services that have pending requests."""
+    services: dict[str, bool]
+    """The offered services that have pending requests, and whether some of these have a group."""
     next_due: float | None
     """When the next delayed request is due."""
     waiting: dict[str, int] | None
@@ -143,16 +143,23 @@ _DATABASE_TIME: Final = sa.select(sa.extract("epoch", sa.func.clock_timestamp())
 
 _OFFERED: Final = sa.func.json_each(sa.bindparam("offered", type_=sa.JSON)).table_valued("key", name="offered")
 """The keys of an object: SQLAlchemy would compile a VALUES anew each time, which leaves a lot of garbage."""
-_ANY_PENDING: Final = (
-    sa.select(R.service).where(is_in("pending"), R.service == _OFFERED.c.key).limit(sa.literal_column("1"))
+# Not max(), for which PostgreSQL may read all pending requests if it expects few.
+_LAST_GROUP: Final = (
+    sa.select(R.group_name)
+    .where(is_in("pending"), R.service == _OFFERED.c.key)
+    .order_by(R.group_name.desc())
+    .limit(sa.literal_column("1"))
 )
-# Not EXISTS, which PostgreSQL may make a join with all pending requests.
-_PENDING: Final = sa.select(_OFFERED.c.key).where(_ANY_PENDING.correlate(_OFFERED).scalar_subquery().is_not(None))
+_PENDING: Final = sa.select(_OFFERED.c.key, _LAST_GROUP.correlate(_OFFERED).scalar_subquery())
 
 
-def pending_services(connection: Connection, offered: Sequence[str]) -> list[str]:
-    """Return the services that have pending requests: one index lookup per service, however many requests there are."""
-    return list(connection.scalars(_PENDING, {"offered": dict.fromkeys(offered, 0)}))
+def pending_services(connection: Connection, offered: Sequence[str]) -> dict[str, bool]:
+    """Return the services that have pending requests, and whether some of these have a group.
+
+    It is one index lookup per service, however many requests there are.
+    """
+    found = connection.execute(_PENDING, {"offered": dict.fromkeys(offered, 0)})
+    return {service: group != "" for service, group in found if group is not None}
 
 
 def pending_after(connection: Connection, batch: Sequence[tuple[str, int]]) -> list[list[str]]:

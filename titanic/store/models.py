@@ -100,10 +100,12 @@ class StoredRequest(Base):
     owner: Mapped[str] = mapped_column(Text, server_default=text("''"))
     """The role that submitted it, and on whose behalf it is executed; empty if the broker had no access control, or if
     a program wrote it into the database and named none."""
+    group_name: Mapped[str] = mapped_column(Text, server_default=text("''"))
+    """Whose turns and limits apply to it, here and at the broker; empty for none."""
 
     __table_args__ = (
         CheckConstraint("state IN ('delayed', 'pending', 'running', 'done', 'failed')", name="titanic_requests_state"),
-        _partial("titanic_requests_ready", "state = 'pending'", "service", priority.desc(), "id"),
+        _partial("titanic_requests_ready", "state = 'pending'", "service", "group_name", priority.desc(), "id"),
         _partial("titanic_requests_due", "state = 'delayed'", "due"),
         _partial("titanic_requests_retry", "state = 'delayed' AND attempts > 0", "due"),
         _partial("titanic_requests_holder", "state = 'running'", "holder"),
@@ -229,6 +231,7 @@ class StoredSchedule(Base):
     """The request that was then submitted."""
     seen: Mapped[float | None] = mapped_column(Double)
     """When workers of its service last declared it; NULL if they did not."""
+    group_name: Mapped[str] = mapped_column(Text, server_default=text("''"))
 
 
 ENDED_SEQUENCE: Final = Sequence("titanic_ended", metadata=Base.metadata)
@@ -285,6 +288,7 @@ class Staged(Base):
     key_ttl: Mapped[float | None] = mapped_column(Double)
     headers: Mapped[str | None] = mapped_column(Text)
     body: Mapped[bytes] = mapped_column(LargeBinary)
+    group_name: Mapped[str | None] = mapped_column(Text)
 
 
 class Written(Base):

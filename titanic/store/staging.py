@@ -116,6 +116,7 @@ _REQUEST: Final = {
     "key": S.key,
     "headers": S.headers,
     "body": S.body,
+    "group_name": sa.func.coalesce(S.group_name, sa.literal_column("''")),
 }
 
 

@@ -29,7 +29,6 @@ COMMON = [
         ({"codec": "json"}, "codec is 'json'"),
         ({"codec": "arrow", "key": "text"}, "a key belongs to a row"),
         ({"codec": "arrow", "group": "text"}, "group cannot be combined with codec='arrow'"),
-        ({"key": "text", "group": "text"}, "nor with a key"),
         ({"rows_per_request": 2}, "without codec='arrow' each row is a request"),
         ({"codec": "arrow", "rows_per_request": 0}, "rows_per_request is 0"),
     ],

@@ -130,6 +130,15 @@ def test_groups_of_rows(spark, endpoint):
             assert [row.reply for row in called.orderBy("id").collect()] == replies
 
 
+@pytest.mark.usefixtures("titanic")
+def test_groups_of_rows_with_keys(spark, endpoint):
+    df = spark.createDataFrame([("1", "a"), ("2", "b"), ("3", None)], "id string, t string")
+    with working(endpoint, lambda request: request.options.get("group", "none").encode()):
+        called = call_service(df, "up", input="id", key="id", group="t", broker=endpoint)
+        assert called.columns == ["id", "t", "reply", "reply_code", "reply_error"]
+        assert [row.reply for row in called.orderBy("id").collect()] == ["a", "b", "none"]
+
+
 @pytest.mark.parametrize(
     ("column", "sent"),
     [

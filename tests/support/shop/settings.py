@@ -18,5 +18,14 @@ DATABASES = {
 }
 TASKS = {
     "default": {"BACKEND": BACKEND, "QUEUES": ["default", "idle"]},
-    "retrying": {"BACKEND": BACKEND, "OPTIONS": {"retries": 2, "backoff": 0.01, "ttl": None, "prefix": "retrying."}},
+    "retrying": {
+        "BACKEND": BACKEND,
+        "OPTIONS": {
+            "retries": 2,
+            "backoff": 0.01,
+            "ttl": None,
+            "prefix": "retrying.",
+            "group": "tenant-7",
+        },
+    },
 }

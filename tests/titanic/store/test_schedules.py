@@ -119,12 +119,13 @@ def test_schedules_of_services_without_room_wait(tables, add):
 
 
 def test_what_is_due_is_submitted_and_the_schedule_advanced(tables, add, fire):
-    made = add(owner="shop", priority=3, headers={"a": "b"})
+    made = add(owner="shop", priority=3, group="tenant-7", headers={"a": "b"})
     assert fire(NOW + 9.9) == ([], [])
     submissions, (uuid,) = fire(NOW + 10.1)
     assert [each.uuid for each in submissions] == [uuid]
     row = tables.row(uuid)
     assert (row.service, row.owner, row.priority, row.body) == ("echo", "shop", 3, made.body)
+    assert row.group_name == "tenant-7"
     assert (row.key, row.created, row.due) == ("tick@2027-01-15T08:00:10Z", NOW + 10.1, NOW + 10.1)
     assert json.loads(row.headers) == {"a": "b", "schedule": row.key}
     assert row.state == "pending"

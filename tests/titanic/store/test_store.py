@@ -4,6 +4,7 @@ import gc
 import re
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -60,6 +61,7 @@ def test_an_accepted_request_is_stored_unchanged(tables, submission):
     asked = submission(
         "größe", body=bytes(range(256)) * 300, due=NOW, priority=9, retries=3, backoff=0.25, result_ttl=3600.5,
         key="order 17", key_expires=NOW + 60, headers='{"a": "ü"}', owner="shop",
+        group_name="tenant-7",
     )  # fmt: skip
     assert tables.do(store.accept, asked) == [asked.uuid]
     row = tables.row(asked.uuid)
@@ -68,7 +70,7 @@ def test_an_accepted_request_is_stored_unchanged(tables, submission):
         "due": NOW, "started": None, "finished": None, "expires": None, "holder": None, "attempts": 0,
         "failures": 0, "retries": 3, "backoff": 0.25, "result_ttl": 3600.5, "key": "order 17", "headers": '{"a": "ü"}',
         "code": None, "error": None, "body": asked.body, "reply": None, "ended": None, "deaths": 0,
-        "owner": "shop",
+        "owner": "shop", "group_name": "tenant-7",
     }  # fmt: skip
 
 
@@ -229,6 +231,73 @@ def test_a_transaction_that_is_repeated_does_not_revive_closed_requests(tables, 
     assert [tables.row(each.uuid) is not None for each in asked] == [True, False, False, True]
 
 
+def replacing(submission, **fields):
+    return submission(key="k", replaces=True, **fields)
+
+
+def test_what_waits_is_replaced_in_its_place(tables, submission):
+    first = tables.add(key="k", body=b"old", due=NOW + 5, headers="{}", retries=3, group_name="a")
+    tables.add()
+    asked = replacing(submission, now=NOW + 1, body=b"new", due=NOW + 6, key_expires=NOW + 9, priority=0)
+    for _ in range(2):  # it can be repeated
+        assert tables.do(store.accept, asked) == [first.uuid]
+    row = tables.row(first.uuid)
+    assert (row.body, row.state, row.due, row.created) == (b"new", "delayed", NOW + 6, NOW)
+    assert (row.headers, row.retries, row.group_name, row.key) == (None, 0, "", "k")
+    assert tables.do(store.accept, replacing(submission, now=NOW + 2, body=b"newest", due=NOW + 2)) == [first.uuid]
+    assert next(each.body for each in tables.claim(limit=9)) == b"newest"
+    assert tables.count() == 2
+    tables.maintain(NOW + 10)
+    assert tables.count(sql.KEYS) == 1  # it is remembered as long as the newest says
+
+
+@pytest.mark.parametrize("begun", ["running", "retried", "done", "closed"])
+def test_what_has_begun_is_not_replaced(tables, submission, begun):
+    claimed = tables.running(key="k")
+    if begun == "retried":
+        tables.do(store.reschedule, again(claimed))
+    elif begun != "running":
+        tables.do(store.finish, outcome(claimed))
+    before = tables.row(claimed.uuid)
+    if begun == "closed":
+        tables.do(store.close, store.Lookup(claimed.uuid))
+        before = None
+    asked = replacing(submission, body=b"new")
+    for _ in range(2):
+        assert tables.do(store.accept, asked) == [asked.uuid]
+    assert tables.row(claimed.uuid) == before
+    assert tables.row(asked.uuid).body == b"new"
+    assert tables.do(store.accept, submission(key="k"), replacing(submission, body=b"newest")) == [asked.uuid] * 2
+    assert [each.body for each in tables.claim(limit=9)] == [b"newest"]
+
+
+def test_of_several_in_a_batch_the_last_is_kept(tables, submission):
+    old, new = (replacing(submission, body=body) for body in (b"old", b"new"))
+    other = submission(key="other")
+    assert tables.do(store.accept, old, other, new) == [new.uuid, other.uuid, new.uuid]
+    assert [each.body for each in tables.claim(limit=9)] == [other.body, b"new"]
+    others = replacing(submission, owner="shop")
+    assert tables.do(store.accept, others) == [others.uuid]
+
+
+@only_postgresql
+@pytest.mark.parametrize("begun", [False, True])
+def test_of_two_titanics_that_replace_a_request_the_second_replaces_the_firsts(
+    tables, submission, cluster, pool, begun
+):
+    first = tables.running(key="k") if begun else tables.add(key="k")
+    one, other = (replacing(submission, body=body) for body in (b"one", b"other"))
+    with tables.engine.connect() as connection:
+        store.accept(connection, [one])
+        waiting = pool.submit(tables.do, store.accept, other)
+        waiting_for_locks(cluster, 1)
+        connection.commit()
+    kept = one.uuid if begun else first.uuid
+    assert waiting.result(20) == [kept]
+    assert tables.row(kept).body == b"other"
+    assert tables.count() == 1 + begun
+
+
 # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -274,6 +343,53 @@ def test_claims_are_limited_by_size(tables):
         sizes.append([len(each.body) for each in claimed])
     assert sizes == [[60, 40], [1], [101], [200], [0, 0]]
     assert tables.row(asked[-1].uuid).state == "running"
+
+
+def of_groups(tables, limit, last="", held=(), room=None):
+    """Claim requests of groups in turn, and return the bodies."""
+    found = tables.claim(limit=limit, turns=store.Turns(last, Counter(held), room))
+    return " ".join(each.body.decode() for each in found)
+
+
+@pytest.fixture
+def some_groups(tables, submission):
+    """Add requests to the groups a, b and c, and to none."""
+    wanted = [(f"{group}{number}", group) for group in ("a", "", "c", "b") for number in range({"a": 5}.get(group, 2))]
+    tables.do(store.accept, *(submission(body=body.encode(), group_name=group) for body, group in wanted))
+    tables.add(body=b"a9", group_name="a", priority=9)
+    tables.add("other", body=b"other", group_name="aa")
+
+
+@pytest.mark.usefixtures("some_groups")
+def test_groups_take_turns(tables):
+    assert of_groups(tables, 3) == "a9 b0 c0"
+    assert of_groups(tables, 3, last="c") == "0 a0 b1"
+    assert of_groups(tables, 8, last="b") == "c1 1 a1 a2 a3"  # the rest is for the next claim
+    assert of_groups(tables, 8, last="a") == "a4"
+    assert of_groups(tables, 8, last="a") == ""
+
+
+@pytest.mark.usefixtures("some_groups")
+def test_no_more_of_a_group_is_claimed_than_there_is_room_for(tables):
+    assert of_groups(tables, 9, held="aab", room=2) == "b0 c0 0 c1 1"
+    assert of_groups(tables, 1, held="a", room=1) == "b1"
+    assert of_groups(tables, 9, held="a", room=1) == ""
+    assert of_groups(tables, 9, held="a", room=3) == "a9 a0"
+
+
+@pytest.mark.usefixtures("some_groups")
+def test_without_turns_those_without_a_group_are_claimed(tables):
+    assert [each.body for each in tables.claim(limit=9)] == [b"0", b"1"]
+
+
+def test_very_many_groups_take_turns(tables, submission):
+    names = [f"tenant {number:03}" for number in range(250)]
+    tables.do(store.accept, *(submission(group_name=name) for name in names for _ in range(2)))
+    found = []
+    while some := tables.claim(limit=120, turns=store.Turns(found[-1] if found else "", {}, None)):
+        found += [each.group_name for each in some]
+    assert len(found) == 500
+    assert set(found[:250]) == set(names)
 
 
 def test_a_claim_of_nothing_takes_no_lease(tables):
@@ -853,14 +969,14 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 def test_maintenance_of_an_empty_database(tables):
     found = tables.maintain(count=True)
-    assert found == store.Findings(held={}, services=[], next_due=None, waiting={})
+    assert found == store.Findings(held={}, services={}, next_due=None, waiting={})
 
 
 def test_due_requests_become_pending(tables):
     first, second, third = (tables.add(due=NOW + seconds) for seconds in (1, 2, 3))
     found = tables.maintain(NOW + 2, offered=("echo",))
     assert [tables.row(each.uuid).state for each in (first, second, third)] == ["pending", "pending", "delayed"]
-    assert (found.services, found.next_due) == (["echo"], NOW + 3)
+    assert (found.services, found.next_due) == ({"echo": False}, NOW + 3)
 
 
 def test_maintenance_returns_the_owned_requests(tables):
@@ -955,9 +1071,11 @@ def some_pending(tables):
 
 def test_offered_services_with_pending_requests(tables, some_pending):
     offered = ("c", "nobody", "b", "running", "done", "delayed", "a", "A")
-    assert sorted(tables.maintain(offered=offered).services) == ["a", "b", "c"]
-    assert tables.maintain(offered=("nobody",)).services == []
-    assert tables.maintain(offered=()).services == []
+    assert tables.maintain(offered=offered).services == dict.fromkeys("abc", False)
+    tables.add("b", group_name="tenant-7")
+    assert tables.maintain(offered=offered).services == {"a": False, "b": True, "c": False}
+    assert tables.maintain(offered=("nobody",)).services == {}
+    assert tables.maintain(offered=()).services == {}
 
 
 def test_services_with_pending_requests_by_name(tables, some_pending):
@@ -1219,7 +1337,7 @@ WORK = {
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
         lambda there: store.MaintenanceRound(LEASED, Later(), renew_at=0.0, count=True, offered=("service 3", "x")),
-        [PENDING, DUE, RETRY, HOLDER, EXPIRES, KEYS],
+        [READY, DUE, RETRY, HOLDER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
@@ -1316,12 +1434,21 @@ def test_a_claim_does_not_sort(explained):
     assert not re.search(r"Sort|TEMP B-TREE FOR ORDER BY", plan), plan
 
 
+def test_groups_are_found_by_index_lookups(explained):
+    asked = store.Claim("service 1", 20, store.Lease("me", 10), NOW, turns=store.Turns("", {}, None))
+    (_, plan), *_ = explained(store.claim, [asked])
+    steps = [line for line in plan.splitlines() if "titanic_" in line]
+    assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_ready", line) for line in steps), plan
+
+
 def test_pending_services_are_found_by_index_lookups(explained):
     for work, asked in ((store.pending_after, [("", 10)]), (store.pending_services, ("service 3", "x"))):
         ((_, plan),) = explained(work, asked)
         steps = [line for line in plan.splitlines() if "titanic_" in line]
         assert steps
-        assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_oldest_pending", line) for line in steps), plan
+        assert all(
+            re.search("(SEARCH|Index Only Scan).*titanic_requests_(oldest_pending|ready)", line) for line in steps
+        ), plan
 
 
 @only_postgresql
