@@ -89,7 +89,7 @@ class Tasks:
         """Submit a request and return the id of its task, once it is stored.  Raises `Problem` or `ZmdpError`."""
         body = tool.body(arguments)
         with self._gateway.admit(sum(map(len, body))):
-            ticket = await self._titanic(caller).submit(tool.service, *body)
+            ticket = await self._titanic(caller).submit(tool.service, *body, group=caller.role)
         uuid = UUID(ticket.uuid).hex
         return f"{tool.name}.{uuid}.{_mark(caller, uuid)}"
 
