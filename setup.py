@@ -37,7 +37,8 @@ def machines() -> list[str]:
         "mdp": ["backoff", "histogram", "linked_lists", "timers"],
         "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
-        "clients": ["broker_connection", "call", "connection", "dialog", "failover", "session", "x1"],
+        "mdp/transport": ["failover"],
+        "clients": ["broker_connection", "call", "connection", "dialog", "session", "x1"],
         "workers": ["aio_connection", "connection", "credit", "heartbeats", "held", "outgoing", "session", "threaded"],
     }
     return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]

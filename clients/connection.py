@@ -96,7 +96,7 @@ class ClientConnection:
     @property
     def endpoint(self) -> str:
         """The endpoint in use."""
-        return self.session.failover.endpoints.current
+        return self.session.endpoint
 
     def descriptors(self) -> tuple[int, int, list[int]]:
         """Return the descriptors to watch: of the socket, of its monitor (-1 without a connection), and all others."""
@@ -245,7 +245,7 @@ class ClientConnection:
             kept = self._give_up_socket()
             if session.outstanding and now >= session.retry_at:
                 try:
-                    self._open(session.next_endpoint(), now)
+                    self._open(self.endpoint, now)
                 except (zmq.ZMQError, SettingError) as error:  # no file descriptor is left, for example
                     session.lose(str(error), now)
         if self._current is None or not self._send_over(self._current, now):
@@ -267,12 +267,12 @@ class ClientConnection:
         """Log that there has been no connection `since` then: at once, and as a warning if requests wait for one."""
         if self._lost_at is None:
             self._lost_at = since
-            log.info("no connection to the broker at %s: %s", self.endpoint, reason)
+            log.info("no connection to the broker at %s: %s", self.session.current.endpoint, reason)
         outstanding = self.session.outstanding
         if not self._loss_warned and outstanding and now - self._lost_at >= WARNING_SECONDS:
             self._loss_warned = True
             waiting = f"{counted(outstanding, 'request')} {'wait' if outstanding > 1 else 'waits'} for one"
-            where = " or ".join(self.session.failover.endpoints.all)
+            where = " or ".join(self.session.failover.endpoints)
             log.warning("still no connection to a broker at %s: %s. Until the timeout, %s", where, reason, waiting)
 
     def _give_up_socket(self) -> bool:
@@ -314,7 +314,7 @@ class ClientConnection:
         session.lose(reason, now)
         self._log_loss(reason, now, now)
         self._refusals = self._refusals + 1 if refused else 0
-        if self._refusals >= len(session.failover.endpoints.all):
+        if self._refusals >= len(session.failover.endpoints):
             session.refuse(reason)
 
     def _ended(self, here: BrokerSocket) -> tuple[str, bool] | None:
@@ -330,6 +330,7 @@ class ClientConnection:
         return here.why(report), report.refused
 
     def _open(self, endpoint: str, now: float) -> None:
+        self._close_probe()
         self._current = BrokerSocket(endpoint, self._context, self._keys)
         self._current.connection = self.session.connected(endpoint, now)
         self._opened_at = now

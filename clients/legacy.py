@@ -16,6 +16,7 @@ from ..mdp.errors import (
     StreamInterrupted,
     ZmdpError,
 )
+from ..mdp.transport.failover import Failover
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.reach import why_unreachable
@@ -59,12 +60,12 @@ class LegacyDialog:
     """Requests over MDP/0.2 or 0.1, made in one event loop: see `Dialog`.  Idle connections are kept for later ones.
 
     A legacy broker does not report failures, so silence is the only sign of one.  After each silence the request, or
-    the next request if all tries were used, goes to the next broker, as `Endpoints` says.
+    the next request if all tries were used, goes to the next broker, as `Failover` says.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
-        self._endpoints = settings.endpoints
+        self._failover = Failover(settings.endpoints)
         self._failovers = 0
         """Number of failovers.  A connection that was opened before the last one leads to a broker no longer in use."""
         self._answered = False
@@ -85,7 +86,7 @@ class LegacyDialog:
     @property
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
-        return self._endpoints.current
+        return self._failover.endpoint
 
     def begin(self, receiver: "Receiver | asyncio.Future[Any]", ask: Ask, options: bytes) -> LegacyCall:
         """Begin a request and return it.  With a timeout, it is sent only once."""
@@ -217,9 +218,9 @@ class LegacyDialog:
 
     def _fail_over(self, failovers: int) -> None:
         """Make the next request go to the next broker, unless another request has already done so."""
-        if failovers == self._failovers and len(self._endpoints.all) > 1:
+        if failovers == self._failovers and self._failover.several:
             self._failovers += 1
-            self._endpoints.fail_over(answered=self._answered)
+            self._failover.lost("", time.monotonic(), of_use=self._answered)
             self._answered = False
             self._close_idle()
 

@@ -110,7 +110,7 @@ class Client:
         self._closed = False
         self._process = process.pid
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
-        self._connect = partial(AsyncClient, settings.endpoints.all, **loaded)
+        self._connect = partial(AsyncClient, settings.endpoints, **loaded)
         """Make a client for `map`."""
         self._dialog: BlockingDialog
         try:

@@ -1,7 +1,7 @@
 """The client's side of X1 as a state machine: any number of numbered requests, over one connection after the other.
 
-It uses no socket and no clock.  `ClientConnection` opens a socket to `next_endpoint()` at the time `retry_at` and
-reports it with `connected`.  It calls `receive` and `tick`, sends what `take_messages` returns, and delivers what
+It uses no socket and no clock.  `ClientConnection` opens a socket to `endpoint` at the time `retry_at` and reports it
+with `connected`.  It calls `receive` and `tick`, sends what `take_messages` returns, and delivers what
 `take_events` returns.  When the connection is lost, `current.lost` says why, and it closes the socket: every
 outstanding request is resent, under its old number, over the next connection.
 
@@ -15,11 +15,10 @@ connection.  A request is outstanding at one connection only, so an answer that 
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.codes import Code
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import (
     BrokerUnreachable,
     RequestError,
@@ -33,13 +32,18 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ..mdp.timers import Timers
+from ..mdp.transport.failover import Failover
 from ..mdp.wire import MMI, Message, batch, x1
 from .broker_connection import BrokerConnection
 from .call import MAX_REPLY_BYTES, Call, Outcome, error_of, interruption, is_refused, overlong
 from .defaults import MAX_OUTSTANDING
-from .failover import Failover
 from .reply import Reply
 from .retry import Retry, pause_after
+
+SHORT_CONNECTION_SECONDS: Final = 1.0
+"""A broker that drains after a shorter connection may have been draining from the beginning."""
+MAX_OLD_CONNECTIONS: Final = 3
+"""Connections still in use from which on the client does not return to the first broker: streams may last for days."""
 
 
 class ClientSession:
@@ -54,7 +58,7 @@ class ClientSession:
 
     def __init__(
         self,
-        endpoints: Endpoints | None = None,
+        endpoints: Sequence[str] = ("",),
         *,
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -70,10 +74,8 @@ class ClientSession:
         self.max_outstanding = max_outstanding
         self.events: list[tuple[Call, Outcome]] = []
         """What `take_events` would return."""
-        self.retry_at = 0.0
-        """When to connect next, while there is no connection."""
         self._rng = rng or random.Random()  # noqa: S311 - jitter only
-        self.failover = Failover(endpoints or Endpoints([""]), self._rng)
+        self.failover = Failover(endpoints, self._rng)
         self._several = self.failover.several
         self._heartbeat = heartbeat
         self._patience = heartbeat * (liveness - 1)
@@ -143,10 +145,7 @@ class ClientSession:
         return call
 
     def _begin(self, call: Call, now: float) -> None:
-        current = self.current
-        if not self.outstanding and current.lost is not None:
-            self.retry_at = min(self.retry_at, now + self.failover.backoff.following)
-        current.add(call, now)
+        self.current.add(call, now)
         self.outstanding += 1
 
     def _begin_waiting(self, now: float) -> None:
@@ -228,9 +227,15 @@ class ClientSession:
     def _new_connection(self, endpoint: str, lost: str | None = None) -> BrokerConnection:
         return BrokerConnection(endpoint, self._heartbeat, self._patience, lost)
 
-    def next_endpoint(self) -> str:
-        """Return the endpoint to connect to, when there is no connection and `retry_at` has come."""
-        return self.failover.next_endpoint(answered=self.current.heard)
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use, or while there is no connection, of the next one."""
+        return self.failover.endpoint
+
+    @property
+    def retry_at(self) -> float:
+        """When to connect to it, while there is no connection."""
+        return self.failover.retry_at
 
     def connected(self, endpoint: str, now: float) -> BrokerConnection:
         """Report a new connection, to `endpoint`, and return it: every request without a connection is sent there."""
@@ -257,7 +262,7 @@ class ClientSession:
             answered = lost.heard and lost.lost is None
             lost.heard = answered
             self._trouble = reason
-            self.retry_at = self.failover.lost(now, answered=answered)
+            self.failover.lost(reason, now, of_use=answered)
         elif lost.lost is None:
             self._old.remove(lost)
         else:
@@ -282,13 +287,12 @@ class ClientSession:
             text = f"service {service!r} cannot be called through {self.current.endpoint}: {reason}"
             self._fail(call, BrokerUnreachable(text, service=service))
 
-    def _leave(self, reason: str, now: float, retry_at: float) -> None:
+    def _leave(self, reason: str, now: float) -> None:
         """Make the current connection an old one, or if nothing is outstanding there, end it."""
         left = self.current
         self.current = self._new_connection(left.endpoint, reason)
         self.current.heard = left.heard
         self._trouble = reason
-        self.retry_at = retry_at
         for call in left.take_large():
             self._send_again(call, now)
         if left.calls:
@@ -300,12 +304,20 @@ class ClientSession:
         """Return the endpoint of the first broker if it should be probed now; then report the outcome with `probed`."""
         if self.current.lost is not None or not self.outstanding:
             return None
-        return self.failover.endpoints.first if self.failover.probe_due(now, len(self._old)) else None
+        endpoint = self.failover.take_probe(now)
+        if endpoint is not None and len(self._old) >= MAX_OLD_CONNECTIONS:
+            self.failover.probed(False, now)
+            return None
+        return endpoint
 
     def probed(self, answered: bool, now: float) -> None:
         """Report whether the first broker takes requests: if so, the client returns to it."""
-        if self.failover.probed(answered, now) and self.current.lost is None:
-            self._leave("the first broker is back", now, now)
+        if self.current.lost is not None:
+            return
+        self.failover.probed(answered, now)
+        if self.failover.returning:
+            self.failover.ended(now)
+            self._leave("the first broker is back", now)
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -330,7 +342,6 @@ class ClientSession:
         connection.heard = True
         if connection is self.current:
             self._trouble = None
-            self.failover.answered()
 
     def _process(self, commands: Iterable[Any], connection: BrokerConnection, now: float) -> None:
         calls, drains, refused = connection.calls, False, []
@@ -358,7 +369,9 @@ class ClientSession:
     def _drained(self, connection: BrokerConnection, refused: list[Call], now: float) -> None:
         """Leave a broker that drains, and send to the next what it has refused."""
         if connection is self.current:
-            self._leave("the broker drains", now, self.failover.drained(now))
+            lasted = now - self.failover.connected_at
+            self.failover.lost("it drains", now, of_use=lasted >= SHORT_CONNECTION_SECONDS, dismissed=True)
+            self._leave("the broker drains", now)
         for call in refused:
             if not call.ended and call.connection is connection:  # else the same message says something else of it
                 self._move(call, now)
@@ -428,10 +441,11 @@ class ClientSession:
         if not self.outstanding:
             return None
         current = self.current
-        then = self.retry_at
         if current.lost is None:
             then = current.beat_at if current.calls else math.inf
             then = min(then, self.failover.probe_at)
+        else:
+            then = self.retry_at
         for old in self._old:
             then = min(then, old.beat_at)
         due = self._due.next_due()

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self, TypedDict
 
-from ..mdp.endpoints import Endpoints
 from ..mdp.keys import BrokerKey, ClientKeys, Key
 from ..mdp.limits import check_number
 from ..mdp.spelling import spelling_hint
@@ -34,7 +33,7 @@ _KNOWN: Final = ("timeout", "retries", "codec", "retry", "middleware", *Connecti
 class ConnectionSettings:
     """How a client connects.  Every argument is checked, and every default filled in."""
 
-    endpoints: Endpoints
+    endpoints: Sequence[str]
     protocol: str
     envelope: bool
     heartbeat: float
@@ -69,7 +68,7 @@ class ConnectionSettings:
         check_number("heartbeat", heartbeat)
         check_number("liveness", liveness, whole=True)
         return cls(
-            Endpoints(endpoints), protocol, envelope, heartbeat, liveness, max_outstanding, keys,
+            endpoints, protocol, envelope, heartbeat, liveness, max_outstanding, keys,
             own_context() if context is None else context, owns_context=context is None,
         )  # fmt: skip
 

@@ -106,7 +106,7 @@ class WorkerConnection:
         self.flushed_at = 0.0
         self.monitor_reported = False
         """Set when the monitor's descriptor is readable.  Asking the monitor itself at every step would cost more."""
-        self._several = len(session.failover.endpoints.all) > 1
+        self._several = session.failover.several
         self._endpoint = ""  # of the socket
         self._context = context
         self._keys = keys
@@ -146,7 +146,7 @@ class WorkerConnection:
         options: dict[int, int] = {zmq.LINGER: LINGER_MS}
         if self._several:
             monitored, options[zmq.RECONNECT_IVL] = MONITORED, ONE_CONNECTION_MS
-        self._endpoint = self.session.failover.endpoints.current
+        self._endpoint = self.session.failover.endpoint
         self._dealer = made = MonitoredDealer(self._context, self._endpoint, options, self._keys, monitored)
         self._socket = made.socket
         self.opened(made.descriptor)
@@ -188,8 +188,8 @@ class WorkerConnection:
                     self._ask_monitor(now)
                 if self._announce_at < math.inf and (session.heartbeats.heard or now >= self._announce_at):
                     self._announce()
-                if self._probe is not None:
-                    self._ask_probe(self._probe, now)
+                if self._several:
+                    self._step_probe(now)
                 due = session.deadline()
                 if due is not None and now >= due:  # after receiving: this process may have been suspended
                     session.tick(now)
@@ -249,10 +249,8 @@ class WorkerConnection:
                 self.cancelled(event.request)
             elif isinstance(event, HandlerStuck):
                 self.stuck(event.request)
-            elif isinstance(event, ConnectionEnded):
-                self._end = event
             else:
-                self._begin_probe(now)
+                self._end = event
 
     @property
     def ended(self) -> bool:
@@ -306,7 +304,7 @@ class WorkerConnection:
         name = self.session.service.decode()
         log.error("%s: an error in zmdp itself, please report it; reconnecting", name, exc_info=error)
         try:
-            self.session.lose("an error in zmdp itself", now)
+            self.session.lose("an error in zmdp itself", now, wait=True)
             self.tell(now)
         finally:
             self._drop(0)
@@ -315,12 +313,8 @@ class WorkerConnection:
         """Return when to call `step` if nothing arrives earlier; inf for never."""
         if self.stalled:
             return self.flushed_at + SEND_RETRY_SECONDS
-        due = self._announce_at
-        for each in (self.session, self._probe):
-            until = None if each is None else each.deadline()
-            if until is not None and until < due:
-                due = until
-        return due
+        due = self.session.deadline()
+        return self._announce_at if due is None else min(due, self._announce_at)
 
     def close(self) -> None:
         """Close the socket immediately, without telling the broker."""
@@ -373,25 +367,26 @@ class WorkerConnection:
     def _wait_for_broker(self, level: int, reason: str) -> None:
         """Log that there is no broker, once until one answers."""
         self._waiting = True
-        where = " or ".join(self.session.failover.endpoints.all)
+        where = " or ".join(self.session.failover.endpoints)
         log.log(level, "%s: waiting for a broker at %s: %s", self.session.service.decode(), where, reason)
 
-    def _begin_probe(self, now: float) -> None:
-        """Begin to find out whether the first broker is back."""
-        try:
-            self._probe = Probe(self.session.failover.endpoints.first, self._context, self._keys)
-        except (zmq.ZMQError, SettingError):  # for example, too many open files
-            self.session.probed(False, now)
-        else:
+    def _step_probe(self, now: float) -> None:
+        """Find out whether the first broker is back, when that is due, and tell the session."""
+        session = self.session
+        if self._probe is None:
+            endpoint = session.take_probe(now)
+            if endpoint is None:
+                return
+            try:
+                self._probe = Probe(endpoint, self._context, self._keys)
+            except (zmq.ZMQError, SettingError):  # for example, too many open files
+                session.probed(False, now)
+                return
             self.opened(self._probe.descriptor)
-            self._ask_probe(self._probe, now)
-
-    def _ask_probe(self, probe: Probe, now: float) -> None:
-        """If it is known whether the first broker is back, tell the session."""
-        outcome = probe.outcome(now)
-        if outcome is not None:
+        answered = self._probe.outcome(now)
+        if answered is not None:
             self._end_probe()
-            self.session.probed(outcome, now)
+            session.probed(answered, now)
 
     def _end_probe(self) -> None:
         probe, self._probe = self._probe, None
@@ -448,7 +443,7 @@ class WorkerConnection:
                 self._log_move(level, delay)
             else:
                 when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
-                name, endpoint = session.service.decode(), session.failover.endpoints.current
+                name, endpoint = session.service.decode(), session.failover.endpoint
                 log.log(level, "%s: %s; reconnecting to %s %s", name, end.reason, endpoint, when)
         self._drop(LINGER_MS if end.keep_messages else 0)
 

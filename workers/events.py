@@ -17,10 +17,6 @@ class HandlerStuck(NamedTuple):
     request: Request
 
 
-class ProbeDue(NamedTuple):
-    """Find out whether the first broker is back, and report that to `WorkerSession.probed`."""
-
-
 class ConnectionEnded(NamedTuple):
     """The connection has ended: send the remaining messages, and close the socket."""
 
@@ -33,4 +29,4 @@ class ConnectionEnded(NamedTuple):
     """Whether the messages that are still unsent are of use to the broker."""
 
 
-Event = Cancelled | HandlerStuck | ProbeDue | ConnectionEnded
+Event = Cancelled | HandlerStuck | ConnectionEnded

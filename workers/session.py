@@ -10,9 +10,9 @@ connection has ended, it closes the socket; the requests that were held then are
 What the session may do next depends on the state of the connection (`states.py`).  `HeldRequests` (`held.py`) has its
 requests, `Outgoing` (`outgoing.py`) its unsent commands, `Heartbeats` what is known of the broker's life.
 
-There may be several brokers: the socket is to be connected to `failover.endpoints.current`.  `Failover` chooses when
-the session loses a broker, or is told to go.  While it is not at the first one (X1), the shell is asked with `ProbeDue`
-to find out whether that is back, and reports to `probed`.  If it is, the session finishes what it holds, and returns.
+There may be several brokers: the socket is to be connected to `failover.endpoint`.  `Failover` chooses when the
+session loses a broker, or is told to go.  While it is not at the first one (X1), `take_probe` tells the shell to find
+out whether that is back, and the shell reports to `probed`.  If it is, the session finishes what it holds, and returns.
 """
 
 import math
@@ -23,11 +23,11 @@ from typing import Any, Final, cast
 from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
+from ..mdp.transport.failover import Failover
 from ..mdp.wire import Address, Message, batch
 from ..mdp.wire.names import displayed
 from .credit import CreditController
-from .events import Cancelled, ConnectionEnded, Event, HandlerStuck, ProbeDue
-from .failover import Failover
+from .events import Cancelled, ConnectionEnded, Event, HandlerStuck
 from .heartbeats import Heartbeats
 from .held import HeldRequests
 from .outgoing import outgoing
@@ -37,6 +37,12 @@ from .states import SERVING, TRANSITIONS, WAITING, SessionState, Trigger
 
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
 """Time that a leaving worker waits for a broker that has never sent anything."""
+SPARE_SECONDS: Final = 0.05
+"""How long a worker must have had credit to spare before it returns to its first broker: the other may take so long to
+send the next request."""
+# Not Final: mypyc (2.4) takes a Final of several floats for unset, and tests set it.
+BACKOFF_SECONDS: tuple[float, float] = (1.0, 32.0)
+"""Pause before another attempt to connect to brokers that are of no use, at first and at most."""
 
 
 class WorkerSession:
@@ -67,7 +73,7 @@ class WorkerSession:
         self.credit = self.controller.credit
         """The credit announced to the broker."""
         self.heartbeats = Heartbeats(self.settings.heartbeat, self.settings.liveness)
-        self.failover = Failover(self.settings.endpoints, rng or random.Random())  # noqa: S311 - jitter, not cryptography
+        self.failover = Failover(self.settings.endpoints, rng, BACKOFF_SECONDS)
         self._name = self.service.decode()
         self._options = options
         self._x1 = self.settings.protocol == "X1"
@@ -77,13 +83,14 @@ class WorkerSession:
         self._header = self._outgoing.header
         self._events: list[Event] = []
         self._leave_by = math.inf  # when to end the connection if the broker does not answer DISCONNECT
+        self._spare_since = math.inf  # while it is to return, since when it has had credit to spare
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def connected(self, now: float) -> None:
         """Send READY on a new socket (C7)."""
         self._change("connect")
-        self._leave_by = math.inf
+        self._leave_by = self._spare_since = math.inf
         self.failover.connected(now, probing=self._x1)  # third-party brokers do not answer a probe
         self.heartbeats.connected(now)
         self._outgoing.discard()
@@ -95,14 +102,20 @@ class WorkerSession:
             self._drain("leave", now)
 
     def lose(
-        self, reason: str, now: float, *, wait: bool = True, dismissed: bool = False, refused: bool = False
+        self, reason: str, now: float, *, wait: bool = False, dismissed: bool = False, refused: bool = False
     ) -> None:
-        """Give up the connection.  `Failover.lost` says what `wait` and `dismissed` mean for the next one."""
+        """Give up the connection.
+
+        With `wait`, it would be lost again for the same reason, so there is a pause before the next one, as there is if
+        the broker was not heard.  `dismissed` tells that the broker drains, `refused` that it refuses this worker.
+        """
         heard = self.heartbeats.heard and self.state.connected  # else no socket could be opened
-        draining = self.state.draining
-        self.failover.lost(reason, now, heard=heard, dismissed=dismissed, wait=wait, draining=draining)
+        if self.state.draining:
+            self.failover.ended(now)
+        else:
+            self.failover.lost(reason, now, of_use=heard and not wait, dismissed=dismissed)
         self._outgoing.discard()
-        self._end(ConnectionEnded(reason, self.failover.dismissed, refused))
+        self._end(ConnectionEnded(reason, self.failover.dismissed or (dismissed and heard), refused))
 
     def close(self, reason: str, now: float) -> None:
         """Give up the connection for good, without telling the broker."""
@@ -169,7 +182,7 @@ class WorkerSession:
         elif isinstance(command, wire.Disconnect):
             self._disconnect_received(command, now)
         else:
-            self._command_received(now)
+            self.heartbeats.command_received(now)
             self._take_request(cast("wire.Request", command), now)
 
     def _receive_batch(self, message: Message, found: wire.Batched, now: float) -> None:
@@ -178,7 +191,7 @@ class WorkerSession:
             return
         commands = batch.to_worker(message, found.at)
         if not (commands and isinstance(commands[0], wire.Disconnect)):
-            self._command_received(now)
+            self.heartbeats.command_received(now)
         for command in commands:
             if isinstance(command, wire.Request):
                 self._take_request(command, now)
@@ -188,35 +201,26 @@ class WorkerSession:
                 self._disconnect_received(command, now)
                 return
 
-    def _command_received(self, now: float) -> None:
-        if not self.heartbeats.heard:
-            self.failover.heard()
-        self.heartbeats.command_received(now)
-
     def _heartbeat_received(self, now: float) -> None:
         if self._x1 and not self.heartbeats.heard:
-            self._command_received(now)  # the answer to READY, which says nothing about the broker's interval
-            return
-        if not self.heartbeats.heard:
-            self.failover.heard()
-        self.heartbeats.heartbeat_received(now)
+            self.heartbeats.command_received(now)  # the answer to READY, which says nothing about the broker's interval
+        else:
+            self.heartbeats.heartbeat_received(now)
 
     def _disconnect_received(self, command: wire.Disconnect, now: float) -> None:
         if command.text:
             text = displayed(command.text.decode(errors="replace"))
-            self.lose(f"the broker refused this worker: {text}", now, refused=True)
+            self.lose(f"the broker refused this worker: {text}", now, wait=True, refused=True)
             return
         # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
-        heard = self.heartbeats.heard
-        expected = ", as it does when it restarts" if heard and not self.state.draining else ""
-        dismissed = self._several or self.failover.dismissed
-        self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not heard, dismissed=dismissed)
+        expected = ", as it does when it restarts" if self.heartbeats.heard and not self.state.draining else ""
+        self.lose(f"the broker sent DISCONNECT{expected}", now, dismissed=True)
 
     def _take_request(self, command: wire.Request, now: float) -> None:
         address = cast("Address", command.id)
         if address in self._requests.by_address:
             if not self._x1:
-                self.lose("the broker sent a second request with the address of the first", now)
+                self.lose("the broker sent a second request with the address of the first", now, wait=True)
             return  # a duplicate: in X1 an address belongs to one dispatch (C32)
         ttl = command.ttl
         self._requests.add(
@@ -336,6 +340,10 @@ class WorkerSession:
 
     # ── the return to the first broker ───────────────────────────────────────────────────────────────────────────────
 
+    def take_probe(self, now: float) -> str | None:
+        """Return the endpoint of the first broker if it should be probed now; then report the outcome with `probed`."""
+        return self.failover.take_probe(now) if self.state is SERVING else None
+
     def probed(self, answered: bool, now: float) -> None:
         """Return to the first broker if it has `answered`, as soon as there is credit to spare.
 
@@ -343,12 +351,17 @@ class WorkerSession:
         """
         if self.state is SERVING:
             self.failover.probed(answered, now)
-            if answered:
-                self._note_use(now)
+            self._note_use(now)
 
     def _note_use(self, now: float) -> None:
-        if self.failover.returning:
-            self.failover.use(full=len(self._requests.by_address) >= self.credit, now=now)
+        """While it is to return, note whether there is credit to spare.
+
+        As long as there is none, requests may wait for this worker at the broker that it is to leave.
+        """
+        if len(self._requests.by_address) >= self.credit or not self.failover.returning:
+            self._spare_since = math.inf
+        elif self._spare_since == math.inf:
+            self._spare_since = now
 
     # ── messages, events, and what is due ────────────────────────────────────────────────────────────────────────────
 
@@ -379,11 +392,8 @@ class WorkerSession:
         if now >= self._leave_by:
             self._end_cleanly("closed", now)
             return
-        if self._several and self.state is SERVING:
-            if self.failover.take_probe(now):
-                self._events.append(ProbeDue())
-            if now >= self.failover.leave_at():
-                self._drain("drain", now)
+        if self.state is SERVING and now >= self._spare_since + SPARE_SECONDS:
+            self._drain("drain", now)
         self._watch_handlers(now)
         if self.state.connected and heartbeats.beat(now):
             self._outgoing.heartbeat()
@@ -406,5 +416,5 @@ class WorkerSession:
             return None if self.state.leaving or not self.credit else self.failover.retry_at
         due = min(self.heartbeats.deadline(), self._leave_by, self._requests.deadline())
         if self._several and self.state is SERVING:
-            due = min(due, self.failover.probe_at, self.failover.leave_at())
+            due = min(due, self.failover.probe_at, self._spare_since + SPARE_SECONDS)
         return due

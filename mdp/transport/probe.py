@@ -6,11 +6,10 @@ import zmq
 
 from .. import wire
 from ..keys import ClientKeys
+from .failover import PROBE_TIMEOUT_SECONDS
 from .multipart import receive, send
 from .sockets import Context, dealer
 
-PROBE_TIMEOUT_SECONDS: Final = 2.0
-"""How long the broker may take to answer."""
 _OPTIONS: Final[dict[int, int]] = {zmq.LINGER: 0, zmq.RECONNECT_IVL: 100}
 
 
@@ -48,10 +47,6 @@ class Probe:
         if self._outcome is None and now >= self._until:
             self._outcome = False
         return self._outcome
-
-    def deadline(self) -> float | None:
-        """Return when `outcome` must be called again at the latest, or None before the first call."""
-        return self._until
 
     def close(self) -> None:
         """Close the connection.  What is not known by then is never known."""

@@ -16,7 +16,6 @@ from zmdp.clients import AsyncClient
 from zmdp.clients.broker_socket import MAX_UNREAD, MAX_UNREAD_LARGE
 from zmdp.clients.connection import MAX_BYTES, ClientConnection
 from zmdp.clients.session import ClientSession
-from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.transport.multipart import receive
 
@@ -39,7 +38,7 @@ def deliver(events):
 
 @pytest.fixture
 def connection(router, context):
-    made = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliver)
+    made = ClientConnection(ClientSession([router.last_endpoint.decode()]), context, deliver)
     yield made
     made.drop()
 
@@ -172,7 +171,7 @@ def test_replies_that_reach_the_socket_after_the_process_was_held_up_are_not_lat
 def inproc(router, context):
     """A connection at which messages have arrived as soon as they are sent."""
     router.bind("inproc://router")
-    made = ClientConnection(ClientSession(Endpoints(["inproc://router"])), context, deliver)
+    made = ClientConnection(ClientSession(["inproc://router"]), context, deliver)
     yield made
     made.drop()
 
@@ -226,7 +225,7 @@ def test_after_the_last_reply_nothing_more_is_received(router, connection, monke
 
 def test_outcomes_are_delivered_together(router, context):
     deliveries = []
-    connection = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliveries.append)
+    connection = ClientConnection(ClientSession([router.last_endpoint.decode()]), context, deliveries.append)
     for _ in range(10):
         ask(connection, None)
     connection.step(time.monotonic())
@@ -338,7 +337,7 @@ def pair(router, second, context):
         for call, outcome in events:
             call.receiver.append(outcome)
 
-    endpoints = Endpoints([each.last_endpoint.decode() for each in (router, second)])
+    endpoints = [each.last_endpoint.decode() for each in (router, second)]
     made = ClientConnection(ClientSession(endpoints), context, deliver)
     made.step(time.monotonic())
     yield made
@@ -427,7 +426,7 @@ def test_a_request_is_cancelled_at_once_over_an_old_connection(router, pair):
 
 
 def test_the_descriptor_of_a_probe_reports_its_answer(router, pair, second, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.0, 0.0))
+    monkeypatch.setattr("zmdp.mdp.transport.failover.PROBE_INTERVAL", (0.0, 0.0))
     _, asked = asked_twice(pair, router)
     router.send_multipart([asked[0].sender, *DISCONNECT])
     step_until(pair, lambda: len(pair.descriptors()[2]) == 3)  # the old connection has two
@@ -449,7 +448,7 @@ def test_a_probe_that_cannot_be_made_is_an_unanswered_one(router, pair, monkeypa
             raise zmq.ZMQError(errno.EMFILE)
 
     tried = []
-    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.001, 0.001))
+    monkeypatch.setattr("zmdp.mdp.transport.failover.PROBE_INTERVAL", (0.001, 0.001))
     monkeypatch.setattr("zmdp.clients.connection.Probe", Failing)
     _, asked = asked_twice(pair, router)
     router.send_multipart([asked[0].sender, *DISCONNECT])

@@ -23,7 +23,7 @@ def routers():
 
 @pytest.fixture
 def quick_probes(monkeypatch):
-    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.05, 0.1))
+    monkeypatch.setattr("zmdp.mdp.transport.failover.PROBE_INTERVAL", (0.05, 0.1))
 
 
 def refuse(router, *asked):

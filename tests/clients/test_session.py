@@ -633,19 +633,6 @@ def test_unanswered_attempts_back_off() -> None:
     assert session.retry_at == 1702.05
 
 
-def test_a_new_request_does_not_wait_for_a_long_backoff() -> None:
-    session = connected()
-    session.request(b"echo", [b"x"], 100.0)
-    for now in range(100, 110):
-        session.lose("refused", now)
-    session.retry_at = 1000.0
-    session.close(lambda: ClosedError("closed"))
-    session.request(b"echo", [b"x"], 110.0)
-    assert session.retry_at == 111.0
-    session.request(b"echo", [b"x"], 110.5)
-    assert session.retry_at == 111.0
-
-
 def test_reconnections_are_jittered() -> None:
     waits = []
     for seed in range(200):

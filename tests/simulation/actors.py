@@ -22,7 +22,7 @@ from zmdp.mdp.service_limits import ServiceLimits
 from zmdp.mdp.wire import Message, Route, batch
 from zmdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.workers.credit import CreditController
-from zmdp.workers.events import ConnectionEnded, HandlerStuck, ProbeDue
+from zmdp.workers.events import ConnectionEnded, HandlerStuck
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
 from zmdp.workers.settings import SessionSettings
@@ -434,6 +434,10 @@ class WorkerProcess(Process):
             self.dealer = self._open()
             session.connected(now)
         session.tick(now)
+        endpoint = session.take_probe(now)
+        if endpoint is not None:
+            self.world.events["worker: probe"] += 1
+            Probe(self._networks[endpoint], self.name, lambda answered: self.do(partial(self._probed, answered)))
         self._look()
         while self.alive and (request := session.begin(now)) is not None:
             self._begin(request)
@@ -450,7 +454,7 @@ class WorkerProcess(Process):
     def _open(self) -> Socket:
         if not self._networks:
             return self._connect(self.world.network, self.name, self._arrived)
-        network = self._networks[self.session.failover.endpoints.current]
+        network = self._networks[self.session.failover.endpoint]
         lost = self._lost if self.session.failover.several else None
         return Dealer(network, self.name, self._arrived, lost=lost)
 
@@ -462,12 +466,6 @@ class WorkerProcess(Process):
             self.world.events["worker moves on"] += 1
             self.session.lose(reason, self.world.now)
             self._step()
-
-    def _probe(self) -> None:
-        """Find out whether the first broker is back."""
-        self.world.events["worker: probe"] += 1
-        network = self._networks[self.session.failover.endpoints.first]
-        Probe(network, self.name, lambda answered: self.do(partial(self._probed, answered)))
 
     def _probed(self, answered: bool) -> None:
         self.world.events["worker returns"] += answered
@@ -572,9 +570,7 @@ class WorkerProcess(Process):
     def _look(self) -> None:
         """Act on what has happened in the session."""
         for event in self.session.take_events():
-            if isinstance(event, ProbeDue):
-                self._probe()
-            elif isinstance(event, ConnectionEnded):
+            if isinstance(event, ConnectionEnded):
                 self.world.events["broker silent for a worker"] += "silent" in event.reason
                 self._end = event
             else:

@@ -11,7 +11,6 @@ from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
-from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import (
     BrokerUnreachable,
     ClosedError,
@@ -129,9 +128,7 @@ class CallerProcess(Process):
         super().__init__(world, name)
         self._networks = {network.name: network for network in networks}
         """The brokers among which the session chooses; if there are none, `connect` chooses."""
-        self.session = ClientSession(
-            Endpoints(list(self._networks)) if networks else None, heartbeat=heartbeat, liveness=liveness, rng=world.rng
-        )
+        self.session = ClientSession([*self._networks] or [""], heartbeat=heartbeat, liveness=liveness, rng=world.rng)
         self.heartbeat = heartbeat
         self.replies = 0
         self._choose = choose
@@ -212,7 +209,7 @@ class CallerProcess(Process):
     def _connect(self) -> None:
         session, endpoint = self.session, "the broker"
         if self._networks:
-            endpoint = session.next_endpoint() if self._connected_at else session.failover.endpoints.current
+            endpoint = session.endpoint
             self._dealer = Dealer(self._networks[endpoint], self.name, self._arrived, lost=self._lost)
         else:
             self._dealer = self._connect_to(self.world.network, self.name, self._arrived, lost=self._lost)

@@ -19,7 +19,6 @@ from zmdp.workers import (
     AsyncWorker,
     Worker,
     aio_connection,
-    failover,
     handling,
     outgoing,
     session,
@@ -136,7 +135,7 @@ def test_an_error_in_the_worker_s_loop(kind, endpoint, monkeypatch, logged):
         take(*arguments)
 
     monkeypatch.setattr(session.WorkerSession, "_take_request", given)
-    monkeypatch.setattr(failover, "BACKOFF_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr(session, "BACKOFF_SECONDS", (0.01, 0.1))
     results = ask(kind, endpoint)
     assert WorkerLost in {type(each) for each in results}
     assert all(type(each) is WorkerLost or each == [b"x"] for each in results)
