@@ -19,11 +19,17 @@ MAX_MESSAGES: Final = 100
 """Messages processed before their outcomes are delivered."""
 MAX_UNSENT: Final = 10_000
 """Messages that ZeroMQ keeps for a server that does not keep up."""
-RECONNECT_IVL_MS: Final = 100
-RECONNECT_IVL_MAX_MS: Final = 1_000
-"""The shortest and the longest pause between attempts to connect to a server."""
 REFUSED_RETRY_SECONDS: Final = 1.0
 """Time after which a server that has refused this client is tried again: ZeroMQ itself would not."""
+_OPTIONS: Final[dict[int, int]] = {
+    zmq.LINGER: 0,
+    zmq.ROUTER_MANDATORY: 1,
+    zmq.ROUTER_HANDOVER: 1,  # a server that comes back replaces its old connection, even if that is still there
+    zmq.SNDHWM: MAX_UNSENT,
+    zmq.MAXMSGSIZE: Limits().max_message,
+    zmq.RECONNECT_IVL: 100,  # milliseconds between attempts to connect to a server, at first and at most
+    zmq.RECONNECT_IVL_MAX: 1_000,
+}
 MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED) | HANDSHAKE_FAILED
 
 
@@ -76,16 +82,8 @@ class FreelanceConnection:
         self._ended: list[int] = []
         """The descriptors of connections that have ended, and may have brought replies before."""
         self._descriptors = _Descriptors()
-        self._socket = new_socket(context, zmq.ROUTER)
+        self._socket = new_socket(context, zmq.ROUTER, _OPTIONS)
         try:
-            self._socket.set(zmq.LINGER, 0)
-            self._socket.set(zmq.ROUTER_MANDATORY, 1)
-            # A server that comes back replaces its old connection, even if that has not been cleared away yet.
-            self._socket.set(zmq.ROUTER_HANDOVER, 1)
-            self._socket.set(zmq.SNDHWM, MAX_UNSENT)
-            self._socket.set(zmq.MAXMSGSIZE, Limits().max_message)
-            self._socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
-            self._socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_IVL_MAX_MS)
             if keys is not None:
                 keys.apply(self._socket)
             self._monitor = self._socket.get_monitor_socket(MONITORED)

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import SettingError
 from ..keys import ClientKeys
-from ..transport.listening import keep_alive
+from ..transport.listening import LASTING
+from ..transport.monitored import MonitoredDealer, Report
 from ..transport.multipart import receive, send
-from ..transport.reach import HANDSHAKE_FAILED, why_refused
-from ..transport.sockets import ONE_CONNECTION_MS, connect, invalid_endpoint, new_socket
+from ..transport.reach import HANDSHAKE_FAILED
+from ..transport.sockets import ONE_CONNECTION_MS
 from ..wire import Message
 from .door import Door
 from .machine import Broker
-from .ports import HANDSHAKE_MS, LINGER_MS, Port, new_prefix
+from .ports import LINGER_MS, Port, new_prefix
 from .roles import Role
 
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
@@ -55,17 +55,15 @@ class LinkPort(Port):
         self.role = role
         """The role of the other broker's key."""
         self._closed = False
-        self._socket: zmq.Socket[bytes] = new_socket(context, zmq.DEALER)
-        keep_alive(self._socket)
         options: dict[int, int] = {
             zmq.RECONNECT_IVL: ONE_CONNECTION_MS,
             zmq.LINGER: LINGER_MS,
-            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
             zmq.MAXMSGSIZE: 2 * broker.limits.max_message + (1 << 20),
+            **LASTING,
         }
-        connect(self._socket, endpoint, options, keys=keys, monitored=_EVENTS)
-        self._monitor = self._socket.get_monitor_socket()
-        super().__init__(identity, int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
+        self._dealer = MonitoredDealer(context, endpoint, options, keys, _EVENTS)
+        self._socket: zmq.Socket[bytes] = self._dealer.socket
+        super().__init__(identity, self._dealer.descriptor, self._dealer.monitor_descriptor)
         self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing
 
     def receive(self) -> Message | None:
@@ -114,20 +112,19 @@ class LinkPort(Port):
     def look(self, now: float) -> None:
         """Find out whether the connection has ended, and why."""
         del now
-        while (message := receive(self._monitor)) is not None:
-            event = parse_monitor_message(message)
-            self._end(self.ended or self._why(event["event"], event["value"]))
+        while (report := self._dealer.report()) is not None:
+            self._end(self.ended or self._why(report))
 
-    def _end(self, why: str | None) -> None:
+    def _end(self, why: str) -> None:
         self.ended = why
         self.ready = True  # what arrived before the end is taken in first
 
-    def _why(self, event: int, value: int) -> str | None:
+    def _why(self, report: Report) -> str:
         if self.heard:
             return "the other broker closed the connection"
-        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            return why_refused(event, value, self._keys)
-        if event & (HANDSHAKE_FAILED | zmq.Event.DISCONNECTED):
+        if report.event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return self._dealer.why(report)
+        if report.event & (HANDSHAKE_FAILED | zmq.Event.DISCONNECTED):
             # Which of the two sides ends the handshake first is left to chance, and with it the event.
             return _ENDED if self._keys is None else _OTHER_KEY % self._keys.server.decode()
         return "nothing is listening there"
@@ -141,9 +138,7 @@ class LinkPort(Port):
         """Close the socket.  Idempotent."""
         if not self._closed:
             self._closed = True
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(LINGER_MS if self._broker.draining else 0)
+            self._dealer.close(LINGER_MS if self._broker.draining else 0)
 
 
 class LinkTo(NamedTuple):
@@ -204,7 +199,5 @@ class LinkPorts:
             keys = ClientKeys(self._own.public_key, self._own.secret_key, link.key)
         try:
             return LinkPort(self._broker, identity, link.endpoint, keys, self._role_of(link), self._context)
-        except SettingError as error:
+        except (SettingError, zmq.ZMQError) as error:
             return str(error)
-        except zmq.ZMQError as error:
-            return str(invalid_endpoint(link.endpoint, error))

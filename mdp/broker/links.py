@@ -16,6 +16,7 @@ import random
 from typing import Any, Final
 
 from .. import wire
+from ..backoff import jittered
 from ..timers import Alarm
 from ..wire import BROKER, HELLO, batch
 from ..wire.names import displayed
@@ -241,7 +242,7 @@ class Links(Part):
         if link.opens:
             self._shared.ask(CloseLink(link.identity))
             # A random part, so that brokers that have lost the same one do not all come back at the same moment.
-            link.retry_at = now + link.backoff * self._rng.uniform(0.5, 1.0)
+            link.retry_at = now + jittered(link.backoff, self._rng)
             if not was_up:
                 link.backoff = max(link.backoff, min(2 * link.backoff, BACKOFF[1]))
         else:

@@ -16,8 +16,6 @@ PREFIX_BYTES: Final = 9
 """How many bytes of an identity tell its port."""
 MAIN: Final = b""
 """The prefix of the main ROUTER, where identities are routing ids."""
-HANDSHAKE_MS: Final = 5000
-"""How long a new connection may take for its handshake before libzmq ends it, in milliseconds."""
 LINGER_MS: Final = 1000
 """Time that the last messages (DISCONNECT) have to be sent, in milliseconds."""
 NO_MONITOR: Final = -1

@@ -21,13 +21,13 @@ from typing import Final
 import zmq
 
 from ..errors import BindError
-from ..transport.listening import check_free, keep_alive, randomise_routing_ids
+from ..transport.listening import check_free, listener
 from ..transport.multipart import receive, send
-from ..transport.sockets import new_socket, use_family
+from ..transport.sockets import use_family
 from ..wire import Message
 from .connections import LOCAL, SPARE_FILES, AcceptedConnection, Connections, address_of, max_files, shut_down
 from .machine import Broker
-from .ports import HANDSHAKE_MS, LINGER_MS, Port, new_prefix
+from .ports import LINGER_MS, Port, new_prefix
 from .roles import Role
 from .zap import Gate
 
@@ -93,16 +93,9 @@ class RouterPort(Port):
         self.alarm = connections.alarms.add(self.probe)
         self._now = 0.0
         self._closed = False
-        randomise_routing_ids()
-        self.socket: zmq.Socket[bytes] = new_socket(context, zmq.ROUTER)
-        self.socket.set(zmq.ROUTER_MANDATORY, 1)
-        self.socket.set(zmq.LINGER, LINGER_MS)
-        self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        # libzmq disconnects a peer that sends a larger frame.  Those slightly over the limit are let in, so that they
-        # are counted and reported.
-        self.socket.set(zmq.MAXMSGSIZE, 2 * broker.limits.max_message + (1 << 20))
-        keep_alive(self.socket)
-        self.socket.set(zmq.BACKLOG, 1024)
+        # Frames slightly over the limit are let in, so that they are counted and reported.
+        largest = 2 * broker.limits.max_message + (1 << 20)
+        self.socket: zmq.Socket[bytes] = listener(context, linger_ms=LINGER_MS, max_message=largest)
         self._devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._copy = os.dup(self._devnull)
         """Where descriptors of connections are copied to, since there may be no other one."""

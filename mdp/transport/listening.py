@@ -1,4 +1,4 @@
-"""What to do before a ROUTER listens, which libzmq leaves undone."""
+"""Sockets for lasting connections, and what to do before a ROUTER listens, which libzmq leaves undone."""
 
 import ctypes
 import os
@@ -6,10 +6,21 @@ import secrets
 import socket as sockets
 from errno import EADDRINUSE
 from pathlib import Path
+from typing import Final
 
 import zmq
 
 from ..errors import BindError
+from .sockets import Context, new_socket
+
+LASTING: Final[dict[int, int]] = {
+    zmq.HANDSHAKE_IVL: 5_000,  # milliseconds that a new connection may take for its handshake
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+"""Options of sockets at which connections are made by peers that may vanish, or never finish their handshake."""
 
 
 def check_free(endpoint: str) -> None:
@@ -37,21 +48,21 @@ def check_free(endpoint: str) -> None:
         raise zmq.ZMQError(EADDRINUSE)
 
 
-def randomise_routing_ids() -> None:
-    """Have the next ROUTER number its peers from a random start, which peers cannot guess.
+def listener(context: Context, *, linger_ms: int, max_message: int) -> zmq.Socket[bytes]:
+    """Return a ROUTER for `bind`, which reports when a peer is gone or does not read.
 
-    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
-    (C39).
+    The kernel finds out for it that a host has vanished silently: its connection is freed then, and with it the routing
+    id that a peer may have chosen.
+
+    Args:
+        context: The ZeroMQ context.
+        linger_ms: How long the last messages may take to be sent after closing.
+        max_message: Size in bytes of a frame from which on libzmq disconnects its sender.
+
+    Raises `SettingError` as `new_socket` does.
     """
+    # libzmq numbers peers from what libc's `rand` says, which it never seeds, and aborts if a peer has claimed the next
+    # number (C39).  So the start must be one that peers cannot guess.
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
-
-
-def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel find out that a host has vanished silently.
-
-    Its connection is freed then, and with it the identity that a peer may have chosen.
-    """
-    socket.set(zmq.TCP_KEEPALIVE, 1)
-    socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
-    socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
-    socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
+    options = {zmq.LINGER: linger_ms, zmq.MAXMSGSIZE: max_message, zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 1024}
+    return new_socket(context, zmq.ROUTER, options | LASTING)

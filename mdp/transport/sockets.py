@@ -54,16 +54,21 @@ def end(context: Context) -> None:
     _open.discard(context)
 
 
-def new_socket(context: Context, kind: int) -> zmq.Socket[bytes]:  # not `Socket`: mypyc may not know what that is
-    """Return a new socket of `context`.
+def new_socket(  # mypyc may not know what `Socket` is
+    context: Context, kind: int, options: Mapping[int, int] | None = None
+) -> zmq.Socket[bytes]:
+    """Return a new socket of `context` with these options.
 
     Raises `SettingError` if too few file descriptors are free, or the context has as many sockets as it may.
     """
     check_descriptors()
     try:
-        return context.socket(kind)
+        socket = context.socket(kind)
     except zmq.ZMQError as error:
         raise _cannot_open(error) from None
+    for option, value in (options or {}).items():
+        socket.set(option, value)
+    return socket
 
 
 def _cannot_open(error: zmq.ZMQError) -> Exception:
@@ -163,41 +168,28 @@ def dealer(
     keys: ClientKeys | None = None,
     monitored: int = 0,
 ) -> Socket:
-    """Return a DEALER that `connect` has connected to `endpoint`.
-
-    Raises `SettingError` if that is invalid, or as `new_socket` does.
-    """
-    socket = new_socket(context, zmq.DEALER)
-    try:
-        connect(socket, endpoint, options, keys=keys, monitored=monitored)
-    except zmq.ZMQError as error:
-        raise invalid_endpoint(endpoint, error) from None
-    return socket
-
-
-def connect(
-    socket: Socket, endpoint: str, options: Mapping[int, int], *, keys: ClientKeys | None, monitored: int
-) -> None:
-    """Connect a socket with these options to `endpoint`, or close it and raise `zmq.ZMQError`.
+    """Return a DEALER with these options that is connected to `endpoint`.
 
     With `keys`, the connection is encrypted.  With `monitored` events, `get_monitor_socket` returns a socket that has
     reported them from the beginning.
+
+    Raises `SettingError` if the endpoint is invalid, or as `new_socket` does.
     """
+    socket = new_socket(context, zmq.DEALER, options)
     monitor: Socket | None = None
     try:
-        for option, value in options.items():
-            socket.set(option, value)
         if keys is not None:
             keys.at(endpoint).apply(socket)
         if monitored:
             monitor = socket.get_monitor_socket(monitored)
         use_family(socket, endpoint)
         socket.connect(endpoint)
-    except zmq.ZMQError:
+    except zmq.ZMQError as error:
         if monitor is not None:
             monitor.close(0)
         socket.close(0)
-        raise
+        raise invalid_endpoint(endpoint, error) from None
+    return socket
 
 
 def invalid_endpoint(endpoint: str, error: zmq.ZMQError) -> Exception:

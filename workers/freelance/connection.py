@@ -13,9 +13,9 @@ from ...mdp.codes import Code
 from ...mdp.errors import BindError, SettingError
 from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
-from ...mdp.transport.listening import check_free, keep_alive, randomise_routing_ids
+from ...mdp.transport.listening import check_free, listener
 from ...mdp.transport.multipart import Unsent, receive, send
-from ...mdp.transport.sockets import Context, check_local, checked_endpoint, new_socket, use_family
+from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
 from ...mdp.transport.zap import ZapHandler
 from ..handling import Failed
 from ..request import Request
@@ -27,7 +27,6 @@ MAX_UNSENT_BYTES: Final = Limits().max_outbox_bytes
 """Memory of the replies that clients have not read yet; beyond it, those to slow readers are dropped."""
 LINGER_MS: Final = 3_000
 """Time for the last replies, which may be large, to be sent after closing."""
-HANDSHAKE_MS: Final = 5_000
 MAX_ENDPOINT_BYTES: Final = 255
 """Length of the longest routing id."""
 
@@ -124,17 +123,10 @@ class FreelanceServerConnection:
         self._gate: ZapHandler | None = None
         if access is None and not listening.insecure:
             check_local(listening.bind)
-        randomise_routing_ids()
-        self._socket = new_socket(context, zmq.ROUTER)
+        self._socket = listener(context, linger_ms=LINGER_MS, max_message=limits.max_message)
         try:
             self._socket.set(zmq.ROUTING_ID, listening.endpoint.encode())
-            self._socket.set(zmq.ROUTER_MANDATORY, 1)
             self._socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `_flush`
-            self._socket.set(zmq.LINGER, LINGER_MS)
-            self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-            self._socket.set(zmq.MAXMSGSIZE, limits.max_message)
-            keep_alive(self._socket)
-            self._socket.set(zmq.BACKLOG, 1024)
             if access is not None:
                 self._gate = ZapHandler(context, access)
                 self._gate.protect(self._socket)
