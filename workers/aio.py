@@ -9,7 +9,7 @@ from ..mdp.functions import name_of
 from ..mdp.loading import check_not_importing
 from .aio_connection import AsyncConnection
 from .aio_handling import AsyncHandler, HandlerCalls
-from .base import AsyncSource, BaseWorker
+from .base import BaseWorker
 from .blocking import BlockingWatch
 
 DEFAULT_CONCURRENCY: Final = 64
@@ -55,7 +55,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     def _reset(self) -> None:
         super()._reset()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connections: list[AsyncSource] = []
+        self._connections: list[AsyncConnection] = []
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,7 +108,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         if self._stopping:
             self._leave()
 
-    def _connect(self, number: int, handler: AsyncHandler, loop: asyncio.AbstractEventLoop) -> AsyncSource:
+    def _connect(self, number: int, handler: AsyncHandler, loop: asyncio.AbstractEventLoop) -> AsyncConnection:
         """Return a connection that is about to be opened."""
         level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
         calls = HandlerCalls(handler, self._adapter)

@@ -57,8 +57,8 @@ def begin_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop,
     return task
 
 
-class Holder(Protocol):
-    """What holds the requests that are handled: a connection."""
+class Source(Protocol):
+    """A connection, which holds the requests that are handled."""
 
     stalled: bool
     """Whether the broker does not keep up with what is sent."""
@@ -74,10 +74,6 @@ class Holder(Protocol):
 
     def crashed(self, request: Request, error: BaseException) -> None:
         """End a request after an error in our own code."""
-
-
-class Source(Holder, Protocol):
-    """A holder that has requests for handlers."""
 
     def begin_in(self, task: HandlerTask, until: float, /) -> Request | None:
         """Return the next request for a handler, which `task` is about to call; None from the time `until` on."""
@@ -111,28 +107,28 @@ class HandlerCalls:
                 break  # the next request must not see that
             context = contexts.renewed(context)
 
-    async def handle(self, request: Request, holder: Holder) -> bool:
-        """Handle `request` of a holder, in a task whose context is that of the request.
+    async def handle(self, request: Request, source: Source) -> bool:
+        """Handle `request`, in a task whose context is that of the request.
 
-        Most requests come here, so what they need is in one coroutine.  Return what `Holder.handled` returns.
+        Most requests come here, so what they need is in one coroutine.  Return what `Source.handled` returns.
         """
         outcome: Outcome | None
         try:
             try:
                 if OPENTELEMETRY in sys.modules:
                     with handling(request):
-                        outcome = await self._reply(self._handler(self._adapter.argument(request)), request, holder)
+                        outcome = await self._reply(self._handler(self._adapter.argument(request)), request, source)
                 else:
                     current.set(request)
                     result = self._handler(request if self._plain else self._adapter.argument(request))
                     if type(result) is CoroutineType:
                         outcome = self._adapter.frames(await result)
                     else:
-                        outcome = await self._reply(result, request, holder)
+                        outcome = await self._reply(result, request, source)
             except asyncio.CancelledError as error:
                 task = cast("HandlerTask", asyncio.current_task())
                 if task.cancelling() and not task.cancelled_itself:
-                    holder.handled(request, None)
+                    source.handled(request, None)
                     raise
                 # The handler has cancelled itself, as it would at another worker; or something that it awaited was.
                 outcome = failed(error, request)
@@ -143,28 +139,28 @@ class HandlerCalls:
             else:
                 if process.pid != self._pid:
                     end_forked(request)
-            return holder.handled(request, outcome)
+            return source.handled(request, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
-            holder.crashed(request, error)
+            source.crashed(request, error)
             return False
 
     async def _reply(
-        self, result: Awaitable[Any] | AsyncGenerator[Any, None], request: Request, holder: Holder
+        self, result: Awaitable[Any] | AsyncGenerator[Any, None], request: Request, source: Source
     ) -> list[bytes]:
         """Return the FINAL; what an async generator yields before it is sent as PARTIALs."""
-        last = await self._stream(result, request, holder) if isinstance(result, AsyncGenerator) else await result
+        last = await self._stream(result, request, source) if isinstance(result, AsyncGenerator) else await result
         return self._adapter.frames(last)
 
-    async def _stream(self, parts: AsyncGenerator[Any, None], request: Request, holder: Holder) -> Any:
+    async def _stream(self, parts: AsyncGenerator[Any, None], request: Request, source: Source) -> Any:
         """Send what an async generator yields as PARTIALs.  Return the `Last` that it yields, or None."""
         try:
             async for part in parts:
                 if isinstance(part, Last):
                     return part
-                holder.partial(request, self._adapter.frames(part))
+                source.partial(request, self._adapter.frames(part))
                 # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
-                await asyncio.sleep(SEND_RETRY_SECONDS if holder.stalled else 0)
-                while holder.stalled:
+                await asyncio.sleep(SEND_RETRY_SECONDS if source.stalled else 0)
+                while source.stalled:
                     await asyncio.sleep(SEND_RETRY_SECONDS)
         finally:
             await parts.aclose()

@@ -1,10 +1,8 @@
-"""Shared by `Worker` and `AsyncWorker`: their handler and settings, and what they require of a connection."""
+"""Shared by `Worker` and `AsyncWorker`: their handler and settings."""
 
-import asyncio
-import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from ..mdp import process, wire
 from ..mdp.errors import ClosedError, SettingError
@@ -12,80 +10,14 @@ from ..mdp.functions import is_async, name_of
 from ..mdp.spelling import check_known
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
-from .connection import ready_options
+from .connection import WorkerConnection, ready_options
 from .credit import CreditController
-from .handling import HandlerAdapter, Outcome
+from .handling import HandlerAdapter
 from .request import Request
 from .session import WorkerSession
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])
-
-
-class RequestSource(Protocol):
-    """Where a worker's requests come from, and their replies go: a broker, or clients without one."""
-
-    @property
-    def registered(self) -> bool:
-        """Whether requests can arrive."""
-
-    @property
-    def served(self) -> int:
-        """How many requests have ended."""
-
-    @property
-    def requests(self) -> list[Request]:
-        """The requests that it holds."""
-
-    def abort(self) -> None:
-        """End immediately, without the requests in progress."""
-
-
-class ThreadedSource(RequestSource, Protocol):
-    """A connection that the threads of a `Worker` share."""
-
-    watched: bool
-    """Whether the I/O thread has begun."""
-
-    def watch(self) -> None:
-        """Run the I/O thread, until the connection has ended."""
-
-    def receive(self, until: float = math.inf) -> Request | None:
-        """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""
-
-    def partial(self, request: Request, body: Sequence[bytes]) -> bool:
-        """Send a PARTIAL.  Return False if the reply is no longer wanted."""
-
-    def end(self, request: Request, outcome: Outcome) -> Request | None:
-        """End `request` with its FINAL, or with the handler's failure.  Return the next one if it has arrived."""
-
-    def fail(self, request: Request, error: BaseException) -> None:
-        """End `request` after an error in our own code."""
-
-    def abandon(self, request: Request) -> None:
-        """Give `request` up without a reply."""
-
-    def stop(self) -> None:
-        """Take no more requests, and end when those in progress are finished.  Safe in a signal handler."""
-
-    def turning(self) -> bool:
-        """Ask its threads for a sign of life.  Return whether they have given one since the last call."""
-
-    def close_descriptors(self) -> None:
-        """Close the last descriptors, after all threads have ended."""
-
-
-class AsyncSource(RequestSource, Protocol):
-    """A connection in the event loop of an `AsyncWorker`, which starts the handlers itself."""
-
-    done: asyncio.Event
-    """Set when the connection and all handlers have ended."""
-
-    def open(self) -> None:
-        """Begin to receive."""
-
-    def leave(self) -> None:
-        """Take no more requests, and end when those in progress are finished."""
 
 
 class BaseWorker(Generic[AnyHandler]):
@@ -94,7 +26,7 @@ class BaseWorker(Generic[AnyHandler]):
     default_concurrency: ClassVar[int] = 1
     _asyncio: ClassVar[bool]
     _prefetch: ClassVar[bool] = False
-    _connections: Sequence[RequestSource]
+    _connections: Sequence[WorkerConnection]
     _wrong_handler: ClassVar[str]
     """The error message for a handler that this kind of worker cannot call."""
 

@@ -16,7 +16,7 @@ import zmq
 from .. import __version__
 from ..mdp import wire
 from ..mdp.codes import Code
-from ..mdp.errors import SettingError, flaw
+from ..mdp.errors import BindError, SettingError, flaw
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
 from ..mdp.service_limits import NO_LIMITS, ServiceLimits
@@ -103,6 +103,8 @@ class WorkerConnection:
         self.session = session
         self.stalled = False
         """Whether the broker does not keep up with what is sent."""
+        self.more = False
+        """Whether there is more to receive, so that `step` is due immediately."""
         self.flushed_at = 0.0
         self.monitor_reported = False
         """Set when the monitor's descriptor is readable.  Asking the monitor itself at every step would cost more."""
@@ -193,7 +195,8 @@ class WorkerConnection:
                 due = session.deadline()
                 if due is not None and now >= due:  # after receiving: this process may have been suspended
                     session.tick(now)
-                if not session.unsent and (session.state.connected or self._socket is None or self.stalled):
+                done = not session.unsent and (session.state.connected or self._socket is None or self.stalled)
+                if done or self.more:
                     break
             self.tell(now)
         except zmq.ContextTerminated:
@@ -211,7 +214,7 @@ class WorkerConnection:
             self._receive(now)
         except zmq.ContextTerminated:  # `step` ends the connection
             return False
-        return self.session.to_begin > 0
+        return self.session.to_begin > 0 and not self.session.unsent
 
     def _receive(self, now: float) -> None:
         session = self.session
@@ -220,27 +223,33 @@ class WorkerConnection:
 
     def flush(self, now: float) -> None:
         """Send as much as the broker accepts.  Close the socket if the connection has ended."""
-        socket, session, unsent = self._socket, self.session, self._unsent
+        socket, session = self._socket, self.session
         if socket is None:
             return
         self.flushed_at = now
-        unsent += session.take_messages()
-        if unsent:
-            sent = 0
-            try:
-                while sent < len(unsent) and not send(socket, unsent[sent]):
-                    sent += 1
-            except zmq.ContextTerminated:
-                self._terminated(now)
-                return
-            del unsent[:sent]
-            if unsent or self.stalled:
-                self._note_progress(bool(sent), now)
+        try:
+            self._send(socket, now)
+        except zmq.ContextTerminated:
+            self._terminated(now)
+            return
         if session.state.connected:
             return
         self.tell(now)
-        if not (self._end.keep_messages and unsent and now - self._stalled_since <= session.heartbeats.patience):
+        stalled = now - self._stalled_since
+        if not (self._end.keep_messages and self._unsent and stalled <= session.heartbeats.patience):
             self._lose(now)
+
+    def _send(self, socket: "zmq.Socket[bytes]", now: float) -> None:
+        unsent = self._unsent
+        unsent += self.session.take_messages()
+        if not unsent:
+            return
+        sent = 0
+        while sent < len(unsent) and not send(socket, unsent[sent]):
+            sent += 1
+        del unsent[:sent]
+        if unsent or self.stalled:
+            self._note_progress(bool(sent), now)
 
     def tell(self, now: float) -> None:
         """Act on what has happened in the session."""
@@ -311,6 +320,8 @@ class WorkerConnection:
 
     def due(self) -> float:
         """Return when to call `step` if nothing arrives earlier; inf for never."""
+        if self.more:
+            return 0.0
         if self.stalled:
             return self.flushed_at + SEND_RETRY_SECONDS
         due = self.session.deadline()
@@ -417,7 +428,7 @@ class WorkerConnection:
     def _reopen(self, now: float) -> None:
         try:
             self.open()
-        except (zmq.ZMQError, SettingError) as error:  # for example, too many open files
+        except (zmq.ZMQError, SettingError, BindError) as error:  # for example, too many open files
             if isinstance(error, zmq.ContextTerminated):
                 raise
             self.session.lose(str(error), now)

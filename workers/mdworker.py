@@ -12,7 +12,7 @@ from ..mdp import process
 from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.tracing import OPENTELEMETRY, current, handling
-from .base import BaseWorker, ThreadedSource
+from .base import BaseWorker
 from .contexts import RequestContexts
 from .forked import end_forked
 from .handling import Frames, Last, Outcome, failed
@@ -92,7 +92,7 @@ class Worker(BaseWorker[Handler]):
 
     def _reset(self) -> None:
         super()._reset()
-        self._connections: list[ThreadedSource] = []
+        self._connections: list[ThreadedConnection] = []
         self._changed = threading.Condition()
         self._expected: set[str] = set()
         """Names of the threads that have not begun."""
@@ -194,7 +194,7 @@ class Worker(BaseWorker[Handler]):
         self.close()
         self.wait()
 
-    def _serve(self, connection: ThreadedSource, handler: Handler, contexts: RequestContexts) -> None:
+    def _serve(self, connection: ThreadedConnection, handler: Handler, contexts: RequestContexts) -> None:
         request = connection.receive()
         while request is not None:
             following = None
@@ -206,7 +206,7 @@ class Worker(BaseWorker[Handler]):
             if request is None:
                 request = connection.receive()
 
-    def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> Request | None:
+    def _handle(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Request | None:
         """Handle a request, in a context of its own.  Return the next one if it has arrived."""
         outcome: Outcome
         try:
@@ -225,14 +225,14 @@ class Worker(BaseWorker[Handler]):
                 end_forked(request)
         return connection.end(request, outcome)
 
-    def _reply(self, connection: ThreadedSource, handler: Handler, request: Request) -> list[bytes]:
+    def _reply(self, connection: ThreadedConnection, handler: Handler, request: Request) -> list[bytes]:
         """Return the FINAL; what a generator yields before it is sent as PARTIALs."""
         result = handler(request if self._adapter.plain else self._adapter.argument(request))
         if hasattr(result, "__next__") and isinstance(result, Iterator):  # isinstance alone takes longer
             result = self._stream(connection, result, request)
         return self._adapter.frames(result)
 
-    def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
+    def _stream(self, connection: ThreadedConnection, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""
         try:
             while True:
@@ -339,7 +339,7 @@ class Worker(BaseWorker[Handler]):
             connection.stop()
         self._start(f"{self.service.decode()}-io-{number}", connection.watch)
 
-    def _connect(self, number: int) -> ThreadedSource:
+    def _connect(self, number: int) -> ThreadedConnection:
         level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
         return ThreadedConnection(self._session(), self._open_context(), self.settings.keys, level)
 

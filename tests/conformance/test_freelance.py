@@ -97,7 +97,7 @@ def test_a_client_that_never_reads_does_not_hold_up_others(endpoint, monkeypatch
             eventually(lambda: server.session.dropped["slow-reader"])
             other.send(endpoint, b"1", b"x")
             assert other.recv()[1:] == [b"1", reply]
-            assert server._unsent.bytes < 3 << 20
+            assert server._server.unsent.bytes < 3 << 20
         other_drops = set(server.session.dropped) - {"slow-reader", "client-gone"}
         assert not other_drops
 

@@ -171,7 +171,7 @@ def test_freelance_servers_tell_as_well(kind, monkeypatch, tmp_path):
         monkeypatch.setattr(f"zmdp.workers.{module}.failed", bug)
     if kind is FreelanceWorker:
         with FreelanceWorker(place, with_handler(kind)), FreelanceClient(place, timeout=60) as client:
-            with pytest.raises(ServiceError, match=re.escape(TOLD.format("server"))):
+            with pytest.raises(ServiceError, match=re.escape(TOLD.format("worker"))):
                 client.request(b"x")
         return
 
@@ -180,22 +180,22 @@ def test_freelance_servers_tell_as_well(kind, monkeypatch, tmp_path):
             AsyncFreelanceWorker(place, with_handler(kind)),
             AsyncFreelanceClient(place, timeout=60) as client,
         ):
-            with pytest.raises(ServiceError, match=re.escape(TOLD.format("server"))):
+            with pytest.raises(ServiceError, match=re.escape(TOLD.format("worker"))):
                 await client.request(b"x")
 
     asyncio.run(run())
 
 
 def test_a_freelance_server_whose_session_fails_serves_the_next_client(monkeypatch, tmp_path):
-    place, finish, calls = f"ipc://{tmp_path}/server", FreelanceServerSession.finish, []
+    place, finish, calls = f"ipc://{tmp_path}/server", FreelanceServerSession._finish, []
 
     def once(*arguments):
         calls.append(arguments)
         if len(calls) <= 2:
             bug()
-        finish(*arguments)
+        return finish(*arguments)
 
-    monkeypatch.setattr(FreelanceServerSession, "finish", once)
+    monkeypatch.setattr(FreelanceServerSession, "_finish", once)
     with FreelanceWorker(place, lambda request: request) as worker:
         with (
             FreelanceClient(place, timeout=1) as client,

@@ -3,30 +3,26 @@
 import ipaddress
 import logging
 import socket as sockets
+import time
 from errno import EADDRINUSE, EADDRNOTAVAIL, EAGAIN
 from typing import Final, NamedTuple
 
 import zmq
 
 from ...mdp.access import Access
-from ...mdp.codes import Code
 from ...mdp.errors import BindError, SettingError
 from ...mdp.limits import Limits
-from ...mdp.logs import fields_of
 from ...mdp.transport.listening import check_free, listener
 from ...mdp.transport.multipart import Unsent, receive, send
 from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
 from ...mdp.transport.zap import ZapHandler
-from ..handling import Failed
-from ..request import Request
+from ..connection import LINGER_MS
 from .session import UNKNOWN_KEY, FreelanceServerSession
 
 MAX_MESSAGES: Final = 100
 """Messages taken in before requests are started and replies are sent."""
 MAX_UNSENT_BYTES: Final = Limits().max_outbox_bytes
 """Memory of the replies that clients have not read yet; beyond it, those to slow readers are dropped."""
-LINGER_MS: Final = 3_000
-"""Time for the last replies, which may be large, to be sent after closing."""
 MAX_ENDPOINT_BYTES: Final = 255
 """Length of the longest routing id."""
 
@@ -104,47 +100,44 @@ class Listening(NamedTuple):
     """Whether everybody includes other machines."""
 
 
-class FreelanceServerConnection:
-    """The socket of a server.
+class ServerSocket:
+    """The socket of a server, and its session with the clients that connect to it.
 
-    Raises `BindError` if it cannot listen.  Not thread-safe.
+    Raises `BindError` if it cannot listen.
     """
 
-    registered: Final = True
-    """True from the start, because there is no broker to register with."""
-
     def __init__(self, session: FreelanceServerSession, listening: Listening, context: Context) -> None:
-        self.session = session
-        self.closed = False
+        self._session = session
         self._access = access = listening.access
-        self._unsent = Unsent()
+        self.unsent = Unsent()
         limits = Limits()
         self._sources = _Sources(secured=access is not None, max_frames=limits.max_frames)
         self._gate: ZapHandler | None = None
         if access is None and not listening.insecure:
             check_local(listening.bind)
-        self._socket = listener(context, linger_ms=LINGER_MS, max_message=limits.max_message)
+        self.socket = listener(context, linger_ms=LINGER_MS, max_message=limits.max_message)
         try:
-            self._socket.set(zmq.ROUTING_ID, listening.endpoint.encode())
-            self._socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `_flush`
+            self.socket.set(zmq.ROUTING_ID, listening.endpoint.encode())
+            self.socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `flush`
             if access is not None:
                 self._gate = ZapHandler(context, access)
-                self._gate.protect(self._socket)
+                self._gate.protect(self.socket)
             self._bind(listening.bind)
         except BaseException:
             self.close(0)
             raise
-        self.descriptors = [int(self._socket.get(zmq.FD))]
-        """When one of them is readable, `step` is due.  They report changes only, so `step` reads everything."""
+        self.descriptors = [int(self.socket.get(zmq.FD))]
+        """When one of them is readable, something may have arrived.  They report changes only."""
         if self._gate is not None:
             self.descriptors.append(self._gate.descriptor)
+        session.connected(time.monotonic())
 
     def _bind(self, bind: str) -> None:
         try:
             if bind.startswith("ipc://"):
                 check_free(bind)
-            use_family(self._socket, bind)
-            self._socket.bind(_numeric(bind))
+            use_family(self.socket, bind)
+            self.socket.bind(_numeric(bind))
         except zmq.ZMQError as error:
             hint = zmq.strerror(error.errno or 0)
             if error.errno == EADDRINUSE:
@@ -153,15 +146,13 @@ class FreelanceServerConnection:
                 hint = "it is not an address of this machine; if it is the public one, add --bind (in Python, bind=)"
             raise BindError(f"cannot listen on {bind}: {hint}") from None
 
-    def step(self, now: float) -> bool:
-        """Receive, and send what there is to send.  Return whether to call it again immediately."""
-        session, socket, sources = self.session, self._socket, self._sources
-        more_handshakes = self._gate is not None and self._gate.answer(now)
-        more = True
+    def receive(self, now: float) -> bool:
+        """Receive messages and answer handshakes.  Return whether there may be more."""
+        session, socket, sources = self._session, self.socket, self._sources
+        more = self._gate is not None and self._gate.answer(now)
         for _ in range(MAX_MESSAGES):
             message = receive(socket, False, sources)
             if message is None:
-                more = False
                 break
             if self._access is None:
                 session.receive(message, now)
@@ -169,57 +160,33 @@ class FreelanceServerConnection:
                 role = self._access.keys.get(sources.user)
                 allowed = role is not None and self._access.roles[role].may_call(session.service)
                 session.receive(message, now, role or "", allowed=allowed)
-        sent = self._flush()
+        else:
+            more = True
         if self._gate is not None and self._gate.refused:
             session.dropped[UNKNOWN_KEY] = self._gate.refused
-        session.tick(now)
-        for dropped in session.take_events():
+        for dropped in session.take_reports():
             counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
             log.warning("%s: dropped messages: %s", session.service.decode(), counts)
-        return more or more_handshakes or sent  # sending may consume the descriptor's signal that something has arrived
+        return more
 
-    @property
-    def served(self) -> int:
-        """How many requests have ended with a reply."""
-        return self.session.served
-
-    @property
-    def requests(self) -> list[Request]:
-        """The requests whose handlers have not ended."""
-        return self.session.running
-
-    def crashed(self, request: Request, error: BaseException) -> None:
-        """End `request` after an error in our own code: its client is told, or tries another server."""
-        text = "%s: an error in zmdp itself, please report it"
-        log.error(text, request.service, exc_info=error, extra=fields_of(request))
-        reported = f"an error in zmdp itself, at the server: {error!r:.200}"
-        try:
-            self.session.finish(request, Failed(Code.FAILED.value, reported))
-        except Exception:
-            self.session.abandon(request)
-            log.exception(text, request.service, extra=fields_of(request))
-
-    def _flush(self) -> bool:
-        """Send what there is to send, without waiting for slow readers.  Return whether there was anything."""
-        messages = self.session.take_messages()
-        for message in messages:
-            if self._unsent.bytes > MAX_UNSENT_BYTES:
-                self._unsent.settle()
-                if self._unsent.bytes > MAX_UNSENT_BYTES and self._unsent.waiting().get(message[0]):
-                    self.session.not_read()
+    def flush(self) -> None:
+        """Send what there is to send, without waiting for slow readers."""
+        session = self._session
+        for message in session.take_messages():
+            if self.unsent.bytes > MAX_UNSENT_BYTES:
+                self.unsent.settle()
+                if self.unsent.bytes > MAX_UNSENT_BYTES and self.unsent.waiting().get(message[0]):
+                    session.not_read()
                     continue
-            errno = send(self._socket, message, self._unsent)
+            errno = send(self.socket, message, self.unsent)
             if errno == EAGAIN:
-                self.session.not_read()
+                session.not_read()
             elif errno:
-                self.session.gone(message[0])
-                self._unsent.forget(message[0])
-        return bool(messages)
+                session.gone(message[0])
+                self.unsent.forget(message[0])
 
-    def close(self, linger: int = LINGER_MS) -> None:
+    def close(self, linger: int) -> None:
         """Close the socket; the last replies have so many milliseconds to be sent."""
-        if not self.closed:
-            self.closed = True
-            self._socket.close(linger)
-            if self._gate is not None:
-                self._gate.close()
+        self.socket.close(linger)
+        if self._gate is not None:
+            self._gate.close()

@@ -4,12 +4,14 @@ import asyncio
 from typing import Any, Final, Self, Unpack
 
 from ...mdp.access import Access
+from ...mdp.functions import name_of
 from ...mdp.spelling import check_known
 from ...mdp.transport.sockets import checked_endpoint
 from ..aio import AsyncWorker
-from ..aio_handling import AsyncHandler
+from ..aio_handling import AsyncHandler, HandlerCalls
 from ..arguments import HandlerArguments
 from ..base import AnyHandler, BaseWorker
+from ..blocking import BlockingWatch
 from ..mdworker import Handler, Worker
 from .aio import AsyncServer
 from .connection import Listening, public_endpoint
@@ -62,7 +64,7 @@ class _FreelanceBase(BaseWorker[AnyHandler]):
         return made
 
     def _server_session(self) -> FreelanceServerSession:
-        return FreelanceServerSession(self.service, concurrency=self.settings.concurrency)
+        return FreelanceServerSession(self.service, self.settings, concurrency=self.settings.concurrency)
 
     @property
     def _listening(self) -> Listening:
@@ -129,8 +131,9 @@ class AsyncFreelanceWorker(_FreelanceBase[AsyncHandler], AsyncWorker):
     """
 
     def _connect(self, number: int, handler: AsyncHandler, loop: asyncio.AbstractEventLoop) -> AsyncServer:
-        session, context = self._server_session(), self._open_context()
-        return AsyncServer(session, self._listening, context, handler, self._adapter, loop)
+        calls = HandlerCalls(handler, self._adapter)
+        watch = BlockingWatch(loop, self.service.decode(), name_of(handler))
+        return AsyncServer(self._server_session(), self._listening, self._open_context(), calls, loop, watch)
 
 
 def freelance_worker(
