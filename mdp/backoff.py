@@ -23,7 +23,7 @@ def doubled(first: float, longest: float, times: int) -> float:
 class Backoff:
     """The pauses after failures in a row: of a first and of a longest duration, in seconds."""
 
-    def __init__(self, bounds: tuple[float, float], rng: random.Random) -> None:
+    def __init__(self, bounds: tuple[float, float], rng: Any = random) -> None:
         self.following = bounds[0]
         """The next pause, without jitter."""
         self._bounds = bounds

@@ -1,7 +1,7 @@
 """The conversation of `Titanic` and `AsyncTitanic` with Titanic: what to ask, and when to ask again."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -16,6 +16,7 @@ from ..clients import (
     StreamInterrupted,
     WorkerLost,
 )
+from ..mdp.backoff import Backoff
 from ..mdp.codes import Code
 from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket, ZmdpError
 from ..mdp.wire import service_name
@@ -109,13 +110,13 @@ class Conversation:
                 raise _no_reply(uuid, timeout)
             return found
         options = {"wait": True} if self._caller.protocol == "X1" else None
-        pauses = _pauses()
+        pauses = Backoff(POLL_SECONDS)
         while True:
             try:
                 reply = await self._caller.request(REPLY, uuid.encode(), options=options, timeout=deadline.step)
                 if (found := parse_reply(reply, uuid)) is not None:
                     return found
-                await self._sleep(deadline.limit(next(pauses)))
+                await self._sleep(deadline.limit(pauses.take()))
             except RETRYABLE as error:
                 await self._await_return(error, deadline, pauses, registered=submitted)
             submitted = True
@@ -128,7 +129,7 @@ class Conversation:
 
         `timeout` limits the silence.  Raises the request's error.
         """
-        deadline, pauses = Deadline(timeout), _pauses()
+        deadline, pauses = Deadline(timeout), Backoff(POLL_SECONDS)
         while True:
             options = {"partials": True, "from": start, "wait": True}
             try:
@@ -138,11 +139,11 @@ class Conversation:
                         submitted = True
                         if not part.final:
                             start += 1
-                            deadline, pauses = Deadline(timeout), _pauses()
+                            deadline, pauses = Deadline(timeout), Backoff(POLL_SECONDS)
                             yield part
                         elif parse_reply(part, uuid) is not None:
                             return
-                await self._sleep(deadline.limit(next(pauses)))  # Titanic has ended it before the request has ended
+                await self._sleep(deadline.limit(pauses.take()))  # Titanic has ended it before the request has ended
             except RETRYABLE as error:
                 await self._await_return(error, deadline, pauses, registered=submitted)
             submitted = True
@@ -185,9 +186,7 @@ class Conversation:
                     raise no_titanic(self._caller.endpoint, service) from None
                 raise
 
-    async def _await_return(
-        self, error: ZmdpError, deadline: "Deadline", pauses: Iterator[float], *, registered: bool
-    ) -> None:
+    async def _await_return(self, error: ZmdpError, deadline: "Deadline", pauses: Backoff, *, registered: bool) -> None:
         """Return when another try may succeed; otherwise raise the error, or `ServiceNotFound`.
 
         A Titanic that was `registered` before may come back.  Others get `RESTART_SECONDS`, or the time until the
@@ -196,7 +195,7 @@ class Conversation:
         if isinstance(error, BrokerUnreachable):
             raise error
         if not isinstance(error, RequestTimeout):
-            await self._sleep(deadline.limit(next(pauses)))
+            await self._sleep(deadline.limit(pauses.take()))
         elif not registered:
             until = time.monotonic() + min(RESTART_SECONDS, deadline.remaining)
             while not await self._caller.available(REPLY):
@@ -302,10 +301,3 @@ class Deadline:
         """Raise `RequestTimeout` if the deadline has passed."""
         if self._timeout is not None and self.remaining <= 0:
             raise _no_reply(uuid, self._timeout)
-
-
-def _pauses() -> Iterator[float]:
-    pause, longest = POLL_SECONDS
-    while True:
-        yield pause
-        pause = min(2 * pause, longest)

@@ -73,7 +73,7 @@ class WorkerSession:
         self.credit = self.controller.credit
         """The credit announced to the broker."""
         self.heartbeats = Heartbeats(self.settings.heartbeat, self.settings.liveness)
-        self.failover = Failover(self.settings.endpoints, rng, BACKOFF_SECONDS)
+        self.failover = Failover(self.settings.endpoints, rng or random, BACKOFF_SECONDS)
         self._name = self.service.decode()
         self._options = options
         self._x1 = self.settings.protocol == "X1"

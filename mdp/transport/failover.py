@@ -3,11 +3,11 @@
 import math
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from ..backoff import Backoff
 
-# Not Final: mypyc (2.4) takes a Final of several floats for unset.  Tests set them.
+# Not Final: mypyc (2.4) takes a Final of several floats for unset.
 PAUSES: tuple[float, float] = (0.05, 1.0)
 """The shortest and the longest pause, in seconds, between attempts to connect to brokers that do not answer."""
 PROBE_INTERVAL: tuple[float, float] = (1.0, 15.0)
@@ -29,13 +29,7 @@ class Failover:
     While a peer is not at the first broker, that is probed (`Probe`).  Once it answers, the peer is to return to it.
     """
 
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        rng: random.Random | None = None,
-        pauses: tuple[float, float] | None = None,
-    ) -> None:
-        rng = rng or random.Random()  # noqa: S311 - jitter only
+    def __init__(self, endpoints: Sequence[str], rng: Any = random, pauses: tuple[float, float] = PAUSES) -> None:
         self.endpoints = endpoints
         """Where the brokers are."""
         self.several = len(endpoints) > 1
@@ -55,9 +49,8 @@ class Failover:
         self._at = 0
         self._tried = 0
         """Brokers that were left in a row; only the first of them may have been of use."""
-        shortest, longest = pauses or PAUSES
-        self._pauses = Backoff((shortest, longest), rng)
-        self._drain_pauses = Backoff((shortest, LONGEST_DRAIN_PAUSE), rng)
+        self._pauses = Backoff(pauses, rng)
+        self._drain_pauses = Backoff((pauses[0], LONGEST_DRAIN_PAUSE), rng)
         self._probe_pauses = Backoff(PROBE_INTERVAL, rng)
 
     @property

@@ -170,7 +170,9 @@ def test_result_waits_no_longer_than_its_timeout():
 
 def test_result_polls_with_growing_pauses_until_there_is_a_reply():
     steps, end = play(x1("0.2").result(ID, None, submitted=False), *[(b"300",), None] * 8, (b"200", b"one", b"two"))
-    assert [seconds for what, *_, seconds in steps if what == "sleep"] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    slept = [seconds for what, *_, seconds in steps if what == "sleep"]
+    longest = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert all(most / 2 <= seconds <= most for seconds, most in zip(slept, longest, strict=True))
     assert steps[0][2]["options"] is None
     assert end == [b"one", b"two"]
 
@@ -205,5 +207,6 @@ def test_partials_go_on_where_their_stream_broke_off():
     answers = [(b"a",), StreamInterrupted("cut"), None, (b"b",), (b"300",), None, None, (b"c",), (b"200", b"end")]
     steps, end = play(listed(x1().partials(ID, 3, None, submitted=False)), *answers)
     assert end == [[b"a"], [b"b"], [b"c"]]
-    assert [step for step in steps if step[0] != "stream"] == [("sleep", 0.05)] * 2  # each part begins anew
+    first, second = (seconds for what, *_, seconds in steps if what == "sleep")
+    assert max(first, second) <= 0.05  # each part begins anew
     assert [at for what, at in steps if what == "stream"] == [3, 3, 4, 4, 4, 5, 5]
