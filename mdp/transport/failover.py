@@ -78,9 +78,6 @@ class Failover:
             of_use: The broker had answered, and has not refused the peer.
             dismissed: The broker has told the peer to leave, because it drains.
         """
-        if self.returning:
-            self.ended(now)
-            return
         left, lasted = self.endpoint, now - self.connected_at
         # With one broker, only one that was of use is known to drain; another may refuse the peer without a reason.
         self.dismissed = dismissed and (of_use or self.several or self.dismissed)
