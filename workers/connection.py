@@ -116,7 +116,6 @@ class WorkerConnection:
         self._dealer: MonitoredDealer | None = None
         self._socket: zmq.Socket[bytes] | None = None
         # The monitor reports `MONITORED` events until the broker answers; with several, and when the connection ends.
-        self._monitored = False
         self.monitor_descriptor = -1
         self._probe: Probe | None = None  # finds out whether the first broker is back
         self._connected = False  # the connection is established
@@ -165,7 +164,7 @@ class WorkerConnection:
         """
         self.session.leave(now)
         opened = self._dealer
-        if opened is not None and not self._monitored:
+        if opened is not None and self.monitor_descriptor < 0:
             with suppress(zmq.ZMQError):  # too many sockets, or the context was terminated
                 opened.watch(MONITORED)
                 self._monitor_opened(opened)
@@ -186,7 +185,7 @@ class WorkerConnection:
             while True:
                 self.flush(now)
                 self._receive(now)
-                if self._monitored and (not self._connected or self.monitor_reported):
+                if self.monitor_descriptor >= 0 and (not self._connected or self.monitor_reported):
                     self._ask_monitor(now)
                 if self._announce_at < math.inf and (session.heartbeats.heard or now >= self._announce_at):
                     self._announce()
@@ -406,15 +405,14 @@ class WorkerConnection:
             probe.close()
 
     def _monitor_opened(self, dealer: MonitoredDealer) -> None:
-        self._monitored = True
         self.monitor_descriptor = dealer.monitor_descriptor
         self.opened(self.monitor_descriptor)
         self.monitor_reported = True  # its descriptor signals what arrives after it was asked
 
     def _end_monitor(self) -> None:
-        if self._monitored and self._dealer is not None:
+        if self.monitor_descriptor >= 0 and self._dealer is not None:
             self.closing(self.monitor_descriptor)
-            self._monitored, self.monitor_descriptor = False, -1
+            self.monitor_descriptor = -1
             self._dealer.unwatch()
 
     def _note_progress(self, progress: bool, now: float) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import zmq
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zmdp.worker")
 
+_OF_WORKERS: Final = ("concurrency", "handler_timeout", "limit", "per_group")
+"""The settings of a service that are those of its worker."""
 BATCHES = 2
 """How many batches of requests a service of batches holds: one that is worked on, and one that fills."""
 
@@ -67,20 +69,12 @@ class ServicesWorker:
         self, offered: AnyOffered, broker: str | Sequence[str] | None, arguments: WorkerArguments
     ) -> Worker | AsyncWorker:
         handler = handler_of(offered, self._lifespans.state(offered.group))
-        own: WorkerArguments = {"context": self._context, "about": _about(offered)}
+        own: dict[str, Any] = {"context": self._context, "about": _about(offered)}
         if offered.batch is not None:
             own["concurrency"] = BATCHES * offered.batch[0]
-        if (concurrency := offered.settings.get("concurrency")) is not None:
-            own["concurrency"] = concurrency
-        if (timeout := offered.settings.get("handler_timeout")) is not None:
-            own["handler_timeout"] = timeout
-        if (limit := offered.settings.get("limit")) is not None:
-            own["limit"] = limit
-        if (per_group := offered.settings.get("per_group")) is not None:
-            own["per_group"] = per_group
-        merged: WorkerArguments = {**arguments, **own}
+        own |= {name: value for name, value in offered.settings.items() if name in _OF_WORKERS and value is not None}
         kind = AsyncWorker if offered.runs_async else Worker
-        worker: Worker | AsyncWorker = kind(offered.name, handler, broker=broker, **merged)
+        worker: Worker | AsyncWorker = kind(offered.name, handler, broker=broker, **{**arguments, **own})
         return worker
 
     async def run(self) -> None:
