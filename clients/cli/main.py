@@ -21,20 +21,21 @@ from ...mdp.cli.console import (
 from ...mdp.errors import BrokerUnreachable, CodecError, RequestRejected, RequestTimeout, ServiceNotFound
 from ...mdp.services import About
 from ...mdp.transport.reach import check_listening
-from .. import bodies, brokers
+from .. import bodies
 from ..aio import AsyncClient
 from ..asking import OF, ON, SERVICE, addressed, advice, ask, check_known, connection_options, new_client, total_timeout
 from ..completion import services as complete_services
 from ..defaults import MAX_OUTSTANDING
-from ..load import Progress, Result, mixed, one_by_one, pipelined
 from ..mdclient import Client
-from ..top import elsewhere
 from ..values import body_for, readable
+from . import brokers
 from .completion import completion
 from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
 from .limiting import limit
+from .load import Progress, Result, mixed, one_by_one, pipelined
 from .monitoring import health, tail, top
+from .top import elsewhere
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""

@@ -14,12 +14,13 @@ import click
 from ...mdp.cli.console import EXIT_FAILED, Number
 from ...mdp.errors import RequestRejected, RequestTimeout
 from ...mdp.transport.reach import check_listening
-from .. import bodies, brokers, tail_view
+from .. import bodies
 from ..asking import OF, addressed, advice, ask, connection_options, new_client
 from ..completion import services as complete_services
-from ..health import Question, Thresholds, as_dict, checks
 from ..mdclient import Client
-from ..top import BrokerView, lines, with_rates
+from . import brokers, tail_view
+from .health import Question, Thresholds, as_dict, checks
+from .top import BrokerView, lines, with_rates
 
 HEALTH_TIMEOUT_SECONDS: Final = 10.0
 MAX_PAGES: Final = 10

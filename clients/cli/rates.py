@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..mdp.histogram import times_in
+from ...mdp.histogram import times_in
 
 OK: Final = "ok"
 

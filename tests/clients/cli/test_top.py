@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.clients.top import BrokerView, lines, with_rates
+from zmdp.clients.cli.top import BrokerView, lines, with_rates
 
 BOUNDS = [0.01, 0.1, 1.0]
 UNCOUNTED = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zmdp.clients.latencies import PERCENTILES, Latencies
+from zmdp.clients.cli.latencies import PERCENTILES, Latencies
 
 seconds = st.integers(0, 10**10).map(lambda microseconds: microseconds / 1e6)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..mdp.errors import RequestError
-from .aio import AsyncClient
+from ...mdp.errors import RequestError
+from ..aio import AsyncClient
+from ..mdclient import Client
 from .latencies import Latencies
-from .mdclient import Client
 
 SEED: Final = 1
 PROGRESS_INTERVAL_SECONDS: Final = 0.1

@@ -12,9 +12,9 @@ from support.access import Folder
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, broker, eventually
 
 from zmdp.clients import Client
-from zmdp.clients.brokers import BrokerReport, all_lines, all_with_rates, lines, summary
+from zmdp.clients.cli.brokers import BrokerReport, all_lines, all_with_rates, lines, summary
 from zmdp.clients.cli.main import cli
-from zmdp.clients.top import BrokerView, elsewhere
+from zmdp.clients.cli.top import BrokerView, elsewhere
 from zmdp.mdp.access import load
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.certificates import public_key

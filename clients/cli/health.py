@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ..mdp import wire
+from ...mdp import wire
 from .top import duration
 
 Question = Callable[[str, bytes], bytes | None]

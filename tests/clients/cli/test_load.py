@@ -9,7 +9,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.load import Result, mixed, one_by_one, pipelined
+from zmdp.clients.cli.load import Result, mixed, one_by_one, pipelined
 from zmdp.testing import running_broker
 from zmdp.workers import Worker, sleep
 

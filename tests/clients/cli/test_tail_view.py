@@ -12,7 +12,7 @@ from support.router import Router
 
 from zmdp.clients import Client, ServiceError
 from zmdp.clients.cli.main import cli
-from zmdp.clients.tail_view import line, rows
+from zmdp.clients.cli.tail_view import line, rows
 from zmdp.mdp.errors import RequestRejected
 from zmdp.workers import Worker
 

@@ -12,8 +12,8 @@ from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
 from support.router import Router
 
 from zmdp.clients import Client
+from zmdp.clients.cli.health import Check, Thresholds, checks
 from zmdp.clients.cli.main import cli
-from zmdp.clients.health import Check, Thresholds, checks
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.limits import Limits

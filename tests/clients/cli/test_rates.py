@@ -1,6 +1,6 @@
 """Rates from counts."""
 
-from zmdp.clients.rates import Interval
+from zmdp.clients.cli.rates import Interval
 
 
 def test_rates():
