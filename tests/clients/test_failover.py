@@ -408,6 +408,15 @@ def test_the_client_has_returned_by_itself_while_the_first_is_probed() -> None:
     assert (session.lost, session.take_probe(1000.0)) == (None, None)
 
 
+def test_the_connection_is_lost_while_the_first_is_probed() -> None:
+    session = at_second()
+    session.take_probe(101.0)
+    session.lose("the broker closed the connection", 101.5)
+    session.probed(True, 101.6)
+    assert session.lost == "the broker closed the connection"
+    assert connect(session, session.retry_at) == "A"
+
+
 def test_a_first_broker_that_comes_and_goes_is_probed_less_often() -> None:
     session, now, intervals = at_second(), 100.0, []
     for lasted in (14.0, 14.0, 15.0):
