@@ -488,7 +488,11 @@ class Ledger:
             credit = 0 if self.draining else min(command.credit, self.limits.max_credit)
             order = next(self._order)
             self.named.pop(command.service, None)
-            self.seats[place] = Seat(command.route, command.header, command.service, credit, order, now, now, self.role)
+            # An X1 worker is sent its first HEARTBEAT, or a REQUEST, at once (C13).
+            sent = now - self.limits.heartbeat if command.header == wire.WX1 else now
+            self.seats[place] = Seat(
+                command.route, command.header, command.service, credit, order, now, sent, self.role
+            )
             self.touched.add(command.service)
 
     def _make_room(self, service: bytes, now: float) -> bool:

@@ -279,7 +279,7 @@ class Simulation(Scenario):
         self.world.note("all is well")
         for client in self.clients:
             if isinstance(client, CallerProcess):
-                client.check_answered(self.broker.referee.ledger.given_up)
+                client.check_answered({peer[0] for peer in self.broker.referee.ledger.given_up})
         served = sorted({worker.service for worker in self.workers} & set(self.services))
         for client in self.clients:
             if not isinstance(client, BurstProcess):
