@@ -186,7 +186,6 @@ def test_fetching_in_every_format(client, command, at, tmp_path, monkeypatch):
         "json": lambda file: [json.loads(line) for line in file.read_text().splitlines()],
         "csv": lambda file: pa.csv.read_csv(file).to_pylist(),
         "arrow": lambda file: pa.ipc.open_stream(file.read_bytes()).read_all().to_pylist(),
-        "parquet": lambda file: pq.read_table(file).to_pylist(),
     }
     for format_, reader in read.items():
         file = tmp_path / f"out.{format_}"
@@ -202,7 +201,6 @@ def test_errors_of_fetch(client, command, at, tmp_path):
     output = tmp_path / "out"
     for options, code, message in (
         (("nope",), 4, "no batch at the broker knows job 'nope'"),
-        ((described["job"], "--format", "parquet"), 2, "requires --output"),
         ((described["job"], "--format", "csv", "--output", str(output)), 6, "cannot be sent as csv"),
     ):
         done = command("fetch", *options, "--broker", at)
