@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -37,11 +36,6 @@ DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 WAIT_POLL_SECONDS: Final = 0.5
 """Pause between two such questions while `submit --wait` waits."""
 
-_OUTPUT = click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result's data to this file."
-)
-
-
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -59,7 +53,6 @@ _submit_options = options(
         "--format", "format_", type=click.Choice(["json", "arrow"]), default="json",
         help="Format of rows; Arrow is printed as an IPC stream.",
     ),
-    _OUTPUT,
     click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
     PREFIX,
     BROKER,
@@ -151,7 +144,6 @@ def _submit(
     idempotency_key: str | None,
     detach: bool,
     wait: bool,
-    output: Path | None,
     deadline: float | None,
     broker: Sequence[str],
     keys: ClientKeys | None,
@@ -179,7 +171,7 @@ def _submit(
             parts = client.stream(service, *frames, wait=False, deadline=deadline)
             with _told_once(as_json, deadline):
                 (reply,) = deque(showing(parts), maxlen=1)
-            return _print(reply, output, as_json=as_json)
+            return _print(reply, as_json=as_json)
         ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
         if idempotency_key is not None and (differs := difference(ticket, frames)):
             raise SettingError(
@@ -191,7 +183,7 @@ def _submit(
         click.echo(f"submitted as {ticket.uuid}", err=True)
         with _told_once(as_json):
             reply = _follow(ticket)
-        return _print(reply, output, as_json=as_json)
+        return _print(reply, as_json=as_json)
 
 
 @contextmanager
@@ -221,7 +213,7 @@ def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
         raise
 
 
-def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
+def _print(reply: Reply, *, as_json: bool) -> int:
     """Print a result: rows as JSON lines, or as a table on a terminal; a path; Arrow unchanged."""
     described, data = parse_result(reply)
     format_ = described["format"]
@@ -232,10 +224,6 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
             what = f"{described['rows']} rows" if "rows" in described else "a value"
             click.echo(f"the result ({what}) is too large to send; it is at this path as {format_}", err=True)
             click.echo(f"to fetch it: mdp-spark fetch {described.get('job')} --output FILE", err=True)
-        return 0
-    if output is not None:
-        output.write_bytes(data)
-        click.echo(f"wrote {described.get('rows', 1)} rows to {output}", err=True)
         return 0
     if format_ == "arrow":
         bodies.write(data, newline=False)
@@ -274,10 +262,9 @@ def _cell(value: Any) -> str:
 @click.argument("uuid", type=UUID_TYPE, required=False)
 @click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
 @click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
-@_OUTPUT
 @client_options(5)
 @bodies.JSON
-def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None, client: Client, as_json: bool) -> int:
+def status(*, uuid: UUID | None, history: bool, wait: bool, client: Client, as_json: bool) -> int:
     """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
 
     UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
@@ -291,9 +278,9 @@ def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None,
             if wait:
                 raise
             raise RequestTimeout(f"{uuid.hex} has no result yet; wait for it with --wait") from None
-        return _print(reply, output, as_json=as_json)
-    if wait or output is not None:
-        raise click.UsageError("--wait and --output require a UUID")
+        return _print(reply, as_json=as_json)
+    if wait:
+        raise click.UsageError("--wait requires a UUID")
     if history:
         show_history(client, as_json=as_json)
         return 0
