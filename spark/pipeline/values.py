@@ -238,7 +238,7 @@ class ValueColumns:
         """Return the replies of the rows from `first` on; add code and error of those without a value to `others`."""
         decode, shape = self._decode, self.shape
         try:
-            values = [decode(reply) for (reply,) in outcomes]  # type: ignore[misc,union-attr]
+            values = [decode(reply) for (reply,) in outcomes]  # type: ignore[misc]
         except _NO_VALUE:  # find out which
             values, shape = [], ("optional", self.shape)
             for at, outcome in enumerate(outcomes, first):

@@ -116,13 +116,6 @@ def test_values_are_the_same_however_they_are_collected(spark, results, format_)
         assert str(first.to_pylist()) == str(second.to_pylist())
 
 
-def test_files_have_sparks_types(spark, results):
-    table = spark.sql(f"SELECT *, INTERVAL 1 DAY AS i, timestamp'2026-01-01' AS w FROM ({LARGE})")
-    described, _ = collected(results, table)
-    read = spark.read.parquet(described["path"])
-    assert (read.schema.simpleString(), read.orderBy("id").first()) == (table.schema.simpleString(), table.first())
-
-
 def test_a_query_that_fails_leaves_no_files(spark, results, tmp_path):
     table = spark.sql("SELECT id, if(id = 39999, raise_error('no'), 0) AS x FROM range(0, 40000, 1, 2)")
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
