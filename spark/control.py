@@ -1,7 +1,6 @@
 """The control service of a driver: a batch or fleet NAME offers `spark.control.NAME` (`mdp/control.py`).
 
-All drivers have the operations `status` and `drain`; batches have `catalogue`, `cancel`, `reload` and `history`, fleets
-`retire`.
+All drivers have the operations `status` and `drain`; batches also have `catalogue`, `cancel`, `reload` and `history`.
 """
 
 import logging

@@ -50,13 +50,9 @@ class Table:
     schema: str | None = None
     options: dict[str, str] = field(default_factory=dict)
 
-    def read(self, session: "SparkSession", schema: "StructType | None" = None, *, merge: bool = False) -> "DataFrame":
-        """Open the table with the files that exist now.  Spark infers a missing schema; `merge` reads all files for it.
-
-        Raises what Spark raises.
-        """
-        options = {"mergeSchema": "true", **self.options} if merge else self.options
-        reader = session.read.format(self.format).options(**options)
+    def read(self, session: "SparkSession", schema: "StructType | None" = None) -> "DataFrame":
+        """Open the table with the files that exist now; Spark infers a missing schema.  Raises what Spark raises."""
+        reader = session.read.format(self.format).options(**self.options)
         given = self.schema if schema is None else schema
         if given is not None:
             reader = reader.schema(given)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import reason
 from .catalogue import Catalogue, Table
-from .jobs import job_targets, load_job, parameters_of, unconverted
+from .jobs import job_targets, load_job, parameters_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +43,4 @@ def _open_catalog(session: "SparkSession", name: str) -> str:
 
 
 def _open_job(name: str, target: str) -> str:
-    function = load_job(name, target)
-    unchecked = ", ".join(unconverted(function))
-    warning = f"; warning: not converted or checked, for their types are unknown here: {unchecked}" if unchecked else ""
-    return f"takes ({parameters_of(function)}){warning}"
+    return f"takes ({parameters_of(load_job(name, target))})"

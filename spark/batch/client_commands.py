@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -30,17 +29,12 @@ from .. import control
 from ..client.events import progress_line, showing
 from ..client.requests import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames
 from ..parameters import PREFIX
-from .client_results import or_from_file, show_history, show_history_from_file, what_ran
+from .client_results import show_history, what_ran
 
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
 WAIT_POLL_SECONDS: Final = 0.5
 """Pause between two such questions while `submit --wait` waits."""
-
-_OUTPUT = click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result's data to this file."
-)
-
 
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -59,7 +53,6 @@ _submit_options = options(
         "--format", "format_", type=click.Choice(["json", "arrow"]), default="json",
         help="Format of rows; Arrow is printed as an IPC stream.",
     ),
-    _OUTPUT,
     click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
     PREFIX,
     BROKER,
@@ -75,7 +68,7 @@ def _argument(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
-def sql_settings(given: Mapping[str, str]) -> dict[str, Any]:
+def _sql_settings(given: Mapping[str, str]) -> dict[str, Any]:
     """Return `args` and `types` for `sql_frames`.  As in SQL, numbers without an exponent are exact."""
     args: dict[str, Any] = {}
     types: dict[str, str] = {}
@@ -92,12 +85,12 @@ def _number(digits: str) -> float | Decimal:
     return float(digits) if "e" in digits.lower() else Decimal(digits)
 
 
-def job_arguments(given: Mapping[str, str]) -> dict[str, msgspec.Raw]:
+def _job_arguments(given: Mapping[str, str]) -> dict[str, msgspec.Raw]:
     """Return arguments for `job_frames`, numbers with all their digits."""
     return {name: msgspec.Raw(_argument(text)) for name, text in given.items()}
 
 
-ARGS = click.option(
+_ARGS = click.option(
     "--arg",
     "args",
     multiple=True,
@@ -120,18 +113,18 @@ def submit() -> None:
 
 @submit.command("sql")
 @click.argument("query")
-@ARGS
+@_ARGS
 @_submit_options
 def submit_sql(*, query: str, args: dict[str, str], format_: str, prefix: str, **options: Any) -> int:
     """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
-    return _submit(f"{prefix}.sql", sql_frames(sql, format_=format_, **sql_settings(args)), **options)
+    return _submit(f"{prefix}.sql", sql_frames(sql, format_=format_, **_sql_settings(args)), **options)
 
 
 @submit.command("job")
 @click.argument("name")
 @click.argument("arguments", required=False, default="{}", metavar="[JSON]")
-@ARGS
+@_ARGS
 @_submit_options
 def submit_job(*, name: str, arguments: str, args: dict[str, str], format_: str, prefix: str, **options: Any) -> int:
     """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
@@ -140,7 +133,7 @@ def submit_job(*, name: str, arguments: str, args: dict[str, str], format_: str,
         given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, ValueError):
         raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
-    return _submit(f"{prefix}.job", job_frames(name, given | job_arguments(args), format_), **options)
+    return _submit(f"{prefix}.job", job_frames(name, given | _job_arguments(args), format_), **options)
 
 
 def _submit(
@@ -151,7 +144,6 @@ def _submit(
     idempotency_key: str | None,
     detach: bool,
     wait: bool,
-    output: Path | None,
     deadline: float | None,
     broker: Sequence[str],
     keys: ClientKeys | None,
@@ -179,7 +171,7 @@ def _submit(
             parts = client.stream(service, *frames, wait=False, deadline=deadline)
             with _told_once(as_json, deadline):
                 (reply,) = deque(showing(parts), maxlen=1)
-            return _print(reply, output, as_json=as_json)
+            return _print(reply, as_json=as_json)
         ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
         if idempotency_key is not None and (differs := difference(ticket, frames)):
             raise SettingError(
@@ -191,7 +183,7 @@ def _submit(
         click.echo(f"submitted as {ticket.uuid}", err=True)
         with _told_once(as_json):
             reply = _follow(ticket)
-        return _print(reply, output, as_json=as_json)
+        return _print(reply, as_json=as_json)
 
 
 @contextmanager
@@ -221,7 +213,7 @@ def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
         raise
 
 
-def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
+def _print(reply: Reply, *, as_json: bool) -> int:
     """Print a result: rows as JSON lines, or as a table on a terminal; a path; Arrow unchanged."""
     described, data = parse_result(reply)
     format_ = described["format"]
@@ -233,10 +225,6 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
             click.echo(f"the result ({what}) is too large to send; it is at this path as {format_}", err=True)
             click.echo(f"to fetch it: mdp-spark fetch {described.get('job')} --output FILE", err=True)
         return 0
-    if output is not None:
-        output.write_bytes(data)
-        click.echo(f"wrote {described.get('rows', 1)} rows to {output}", err=True)
-        return 0
     if format_ == "arrow":
         bodies.write(data, newline=False)
     elif as_json:
@@ -244,24 +232,13 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
     elif format_ == "value":
         bodies.write(data, newline=True)
     else:
-        _print_rows([column["name"] for column in described["columns"]], json.loads(data))
+        rows = json.loads(data)
+        if sys.stdout.isatty():
+            click.echo(table([column["name"] for column in described["columns"]], rows))
+        else:
+            for row in rows:
+                click.echo(json.dumps(row, ensure_ascii=False))
     return 0
-
-
-def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print rows as one line of JSON, or as `submit` does."""
-    if as_json:
-        bodies.print_json(rows)
-    elif rows:
-        _print_rows(list(rows[0]), rows)
-
-
-def _print_rows(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    if sys.stdout.isatty():
-        click.echo(table(names, rows))
-    else:
-        for row in rows:
-            click.echo(json.dumps(row, ensure_ascii=False))
 
 
 def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
@@ -285,11 +262,9 @@ def _cell(value: Any) -> str:
 @click.argument("uuid", type=UUID_TYPE, required=False)
 @click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
 @click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
-@_OUTPUT
-@or_from_file(show_history_from_file)
 @client_options(5)
 @bodies.JSON
-def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None, client: Client, as_json: bool) -> int:
+def status(*, uuid: UUID | None, history: bool, wait: bool, client: Client, as_json: bool) -> int:
     """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
 
     UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
@@ -303,9 +278,9 @@ def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None,
             if wait:
                 raise
             raise RequestTimeout(f"{uuid.hex} has no result yet; wait for it with --wait") from None
-        return _print(reply, output, as_json=as_json)
-    if wait or output is not None:
-        raise click.UsageError("--wait and --output require a UUID")
+        return _print(reply, as_json=as_json)
+    if wait:
+        raise click.UsageError("--wait requires a UUID")
     if history:
         show_history(client, as_json=as_json)
         return 0
@@ -395,20 +370,15 @@ def drain(*, drivers: Sequence[str], client: Client) -> int:
 
 @click.command("reload")
 @click.argument("drivers", nargs=-1, required=True, metavar="NAME…")
-@click.option("--table", help="Only infer the schema of this table again, from all of its files.")
 @client_options(300)
-def reload_command(*, drivers: Sequence[str], table: str | None, client: Client) -> int:
-    """Tell batches, named as in `status`, to read their --config again, and to infer schemas again, from all files.
+def reload_command(*, drivers: Sequence[str], client: Client) -> int:
+    """Tell batches, named as in `status`, to read their --config again, and to infer schemas again.
 
     New requests use the new tables, catalogs and jobs. If the file is invalid, the batch keeps the old ones, and this
     command prints what is wrong (exit code 6). Python modules that are already loaded are not loaded again.
-
-    Prints which columns have changed in tables that were in use.
     """
     for driver in drivers:
-        answer = control.ask(client, driver, "reload", **({} if table is None else {"table": table}))
+        answer = control.ask(client, driver, "reload")
         counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
         click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
-        for name, lines in answer["changes"].items():
-            click.echo(f"  {name}: {'; '.join(lines)}", err=True)
     return 0

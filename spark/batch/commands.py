@@ -61,7 +61,7 @@ DEFAULT_DRAIN_SECONDS: Final = 600.0
 SWEEP_SECONDS: Final = 600.0
 """Interval at which old results are deleted."""
 MAX_COLLECTED: Final = "128m"
-"""Default of spark.driver.maxResultSize: executors write larger results to files themselves."""
+"""Default of spark.driver.maxResultSize: Spark writes larger results to files."""
 log = logging.getLogger("zmdp.spark")
 
 

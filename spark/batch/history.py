@@ -126,16 +126,13 @@ class History:
         except sqlite3.Error as error:
             log.error("the history of jobs cannot be written: %s", error)
 
-    def rows(self, caller: Request | None, job: str | None = None) -> list[dict[str, Any]]:
-        """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback.
-
-        None is who can read the file itself, and sees everything.
-        """
+    def rows(self, caller: Request, job: str | None = None) -> list[dict[str, Any]]:
+        """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback."""
         private = _PRIVATE if job is None else (*_PRIVATE, "traceback")
         query = "SELECT * FROM jobs WHERE job = coalesce(?, job) ORDER BY number DESC LIMIT ?"
         found = []
         for row in self._read(query, job, MAX_LISTED):
-            allowed = caller is None or caller.may_manage(row["user"])
+            allowed = caller.may_manage(row["user"])
             found.append({name: row[name] if allowed or name in _PUBLIC else None for name in _PUBLIC + private})
         return found
 

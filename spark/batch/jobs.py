@@ -26,7 +26,7 @@ from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError, flaw
 from ...mdp.loading import load
 from ...mdp.services.misfit import Misfit
-from ...mdp.services.values import ValueType, read
+from ...mdp.services.values import read
 from ...workers import Request
 from ..client.values import is_plain, sql_type
 
@@ -334,20 +334,5 @@ def _converted(name: str, function: Callable[..., Any], parameter: str, value: A
         wanted = f"{inspect.formatannotation(hint)} ({error})"
         problem = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. It takes ({parameters_of(function)})"
         raise unprocessable(problem) from None
-    except (TypeError, NotImplementedError):  # see `unconverted`
+    except (TypeError, NotImplementedError):  # a class of the job's own
         return value
-
-
-def unconverted(function: Callable[..., Any]) -> list[str]:
-    """Return the annotated parameters whose values are passed on as JSON has them, unchecked."""
-    hints = _hints(function)
-    _, *parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.annotation is not each.empty and not _is_known(hints, each.name)]
-
-
-def _is_known(hints: Mapping[str, Any], name: str) -> bool:
-    try:
-        ValueType(hints[name])
-    except (KeyError, SettingError):
-        return False
-    return True

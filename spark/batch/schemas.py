@@ -3,10 +3,8 @@
 import json
 import re
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import reason
 from ..session import is_connect
 from .catalogue import Table
 
@@ -24,40 +22,11 @@ class Schemas:
 
     A schema is inferred again if the files from which it was inferred have changed: one file for Parquet and ORC, any
     file for other formats, such as CSV and JSON.  Databases and Spark Connect are always asked.
-
-    Args:
-        before: the schemas before a reload.  All files are then read for each schema, as after `forget`.
     """
 
-    def __init__(self, before: "Schemas | None" = None) -> None:
+    def __init__(self) -> None:
         self._known: dict[str, tuple[Table, str, StructType]] = {}
-        self._before = {} if before is None else {name: known[2] for name, known in before._known.copy().items()}
-        """The schemas that have been forgotten."""
-        self._merge_all = before is not None
-        self._merged: set[str] = set()
-        """Tables of whose files all schemas are merged."""
         self._locks: dict[str, threading.Lock] = {}
-
-    def forget(self, name: str) -> None:
-        """Infer the schema of a table again, from all of its files."""
-        self._merged.add(name)
-        known = self._known.pop(name, None)
-        if known is not None:
-            self._before[name] = known[2]
-
-    def changes(self, session: "SparkSession", tables: Mapping[str, Table]) -> dict[str, list[str]]:
-        """Open the forgotten ones of `tables`.  Return what has changed in each: columns, or why it cannot be read."""
-        found: dict[str, list[str]] = {}
-        for name, before in self._before.items():
-            if name in tables:
-                try:
-                    self.open(session, tables[name])
-                    known = self._known.get(name)
-                    found[name] = [] if known is None else _differences(before, known[2])
-                except Exception as error:  # noqa: BLE001 - Spark raises anything
-                    found[name] = [f"cannot be read: {reason(error)}"]
-        self._before = {}
-        return {name: changed for name, changed in found.items() if changed}
 
     def open(self, session: "SparkSession", table: Table) -> "DataFrame":
         """Open `table` with the files that exist now.  Raises what Spark raises."""
@@ -70,22 +39,11 @@ class Schemas:
                 if _evidence(opened, session, table) == known[1]:
                     return opened
             self._known.pop(table.name, None)
-            opened = table.read(session, merge=self._merges(table))
+            opened = table.read(session)
             evidence = _evidence(opened, session, table)
             if evidence is not None:
                 self._known[table.name] = (table, evidence, _data_schema(opened))
             return opened
-
-    def _merges(self, table: Table) -> bool:
-        return table.format in _SCHEMA_IN_ONE_FILE and (self._merge_all or table.name in self._merged)
-
-
-def _differences(before: "StructType", after: "StructType") -> list[str]:
-    """Return the columns that were added, removed or changed, a line each."""
-    old, new = ({each.name: each.dataType.simpleString() for each in schema.fields} for schema in (before, after))
-    lines = [f"+ {name}: {kind}" for name, kind in new.items() if name not in old]
-    lines += [f"- {name}: {kind}" for name, kind in old.items() if name not in new]
-    return lines + [f"{name}: {kind} → {new[name]}" for name, kind in old.items() if new.get(name, kind) != kind]
 
 
 def _relation(opened: "DataFrame") -> Any:

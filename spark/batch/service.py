@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final, Self
 
 from ... import __version__
 from ...clients import Client
 from ...mdp.codes import Code
 from ...mdp.control import SPARK
-from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError, ZmdpError
+from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError
 from ...workers import Request, Worker
 from ..client.requests import FETCH_PREFIX
 from ..control import ask_all, control_service
@@ -28,7 +27,6 @@ from .progress import spark_ui
 from .results import Results
 from .runner import JobRunner
 from .running import POLL_SECONDS
-from .schemas import Schemas
 from .sessions import SessionPool
 from .settings import BatchSettings
 
@@ -36,8 +34,6 @@ ASK_SECONDS: Final = 2.0
 """How long another driver may take to report its status."""
 KNOWN_SECONDS: Final = 5.0
 """How long the broker may take to know this batch: it never does if the batch's role may not offer that."""
-RELOAD_SESSION_SECONDS: Final = 5.0
-"""How long a reload waits for a free session."""
 
 _UNKNOWN: Final = "whether other batches serve another catalogue under the same names is unknown: %s"
 
@@ -179,49 +175,22 @@ class Batch:
         for worker in self._workers:
             worker.stop()
 
-    def reload(self, table: str | None = None) -> dict[str, list[str]]:
+    def reload(self) -> None:
         """Load the tables and the jobs again; requests that are running keep what they began with.
-
-        With `table`, only infer the schema of that one again.  Return what has changed in the schemas of tables that
-        were in use.
 
         Raises `SettingError` if the file is invalid, and logs it; then nothing changes.
         """
         try:
-            offer = self._reloaded(table)
+            offer = self._load()
         except SettingError as error:
             log.error("not reloaded: %s", error)
             raise
+        self._pool.configure(offer.catalogue.settings)
+        self._offer = offer
         log.info("reloaded; %s", ", ".join(f"{what}: {count}" for what, count in offer.counts.items()))
         with suppress(RequestTimeout):
             for name in self._rivals():
                 log.warning("%s serves the same names with another catalogue until it is reloaded too", name)
-        session = None
-        with suppress(ZmdpError):  # Spark is lost: the next request opens it again, or says why it cannot
-            session = self._pool.acquire(RELOAD_SESSION_SECONDS)
-        if session is None:
-            log.warning("no session is free: schemas are inferred again when the tables are named")
-            return {}
-        try:
-            changes = offer.schemas.changes(session.spark, offer.catalogue.tables)
-        finally:
-            self._pool.release(session)
-        for name, lines in changes.items():
-            log.info("the schema of %s has changed: %s", name, "; ".join(lines))
-        return changes
-
-    def _reloaded(self, table: str | None) -> Offer:
-        """Return the offer from now on.  Raises `SettingError`."""
-        if table is None:
-            offer = self._load()
-            offer = replace(offer, schemas=Schemas(before=self._offer.schemas))
-            self._pool.configure(offer.catalogue.settings)
-            self._offer = offer
-        elif table in self._offer.catalogue.tables:
-            self._offer.schemas.forget(table)
-        else:
-            raise SettingError(f"there is no table {table!r} in the catalogue")
-        return self._offer
 
     # ── the services ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,13 +251,12 @@ class Batch:
         return {"cancelled": self.running.cancel(str(arguments.get("job")), request)}
 
     def _reload(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        del request
-        table = arguments.get("table")
+        del arguments, request
         try:
-            changes = self.reload(None if table is None else str(table))
+            self.reload()
         except SettingError as error:
             raise unprocessable(str(error)) from None
-        return {**self._offer.counts, "changes": changes}
+        return self._offer.counts
 
     def _show_history(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         job = arguments.get("job")

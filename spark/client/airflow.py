@@ -1,4 +1,4 @@
-"""Airflow: an operator that runs a query or job of a batch through Titanic, and a sensor; see docs/spark/airflow.md.
+"""Airflow: an operator that runs a query or job of a batch through Titanic; see docs/spark/airflow.md.
 
 It is imported by Airflow's workers, its triggerer, and whatever reads the DAGs; nothing else here needs Airflow.
 """
@@ -7,11 +7,10 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import timedelta
 from typing import Any, Final
 
 from airflow.configuration import conf
-from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -27,79 +26,11 @@ KEEP_SECONDS: Final = 30 * 86400.0
 MAX_REQUESTS: Final = 1000
 """How often one task instance can fail or be cleared."""
 MAX_XCOM_BYTES: Final = 64 << 10
+CONNECTION: Final = ("broker", "key", "broker_key")
 DEFERRABLE: Final = bool(conf.getboolean("operators", "default_deferrable", fallback=False))
 
 
-class _Waiting(BaseOperator):  # type: ignore[misc]  # Airflow's types are not known here
-    """Waits for a request at Titanic, on the worker or in the triggerer."""
-
-    template_fields: Sequence[str] = ("broker", "key", "broker_key")
-    closes = False
-    """Whether the request is deleted once its end is known."""
-
-    def __init__(
-        self,
-        *,
-        broker: str | None = None,
-        key: str | None = None,
-        broker_key: str | None = None,
-        deferrable: bool = DEFERRABLE,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self.broker, self.key, self.broker_key, self.deferrable = broker, key, broker_key, deferrable
-
-    @contextmanager
-    def titanic(self) -> Generator[Titanic]:
-        with Client(self.broker, timeout=60, key=self.key, broker_key=self.broker_key) as client:
-            yield Titanic(client)
-
-    def wait_elsewhere(self, uuid: str, timeout: timedelta | None) -> None:
-        """Leave the waiting to the triggerer; Airflow then calls `resume` on another worker."""
-        connection = {name: getattr(self, name) for name in _Waiting.template_fields}
-        trigger = SparkJobTrigger(uuid=uuid, closes=self.closes, **connection)
-        self.defer(trigger=trigger, method_name="resume", timeout=timeout)
-
-    def resume(self, context: Mapping[str, Any], event: Mapping[str, str]) -> dict[str, Any]:
-        """Return the result once the triggerer has seen the request end."""
-        del context
-        with self.titanic() as titanic:
-            return self.result(titanic.ticket(event["uuid"]), event["job"])
-
-    def follow(self, ticket: Ticket[Reply, Reply]) -> dict[str, Any]:
-        """Wait for the request, log its progress and return its result."""
-        lines, job = Lines(), ""
-        with suppress(ServiceError, UnknownTicket):  # `result` raises them, too
-            for part in ticket.partials():
-                event = event_of(part)
-                job = event.get("job", job)
-                for line, _ in lines.of(event):
-                    self.log.info("%s", line)
-        return self.result(ticket, job)
-
-    def result(self, ticket: Ticket[Reply, Reply], job: str) -> dict[str, Any]:
-        """Return the result of a request that has ended, for XCom.
-
-        An error that a retry cannot help (422) is an `AirflowFailException`.
-        """
-        try:
-            described, data = parse_result(ticket.result())
-        except UnknownTicket:
-            raise AirflowException(f"request {ticket.uuid} was cancelled, or its result has expired") from None
-        except ServiceError as error:
-            if self.closes:
-                ticket.close()
-            kind = AirflowFailException if error.code == 422 else AirflowException
-            raise kind(str(JobFailed.of(error, job=job, query=getattr(self, "sql", None) or ""))) from None
-        if self.closes:
-            ticket.close()
-        described["data"] = json.loads(data) if data and len(data) <= MAX_XCOM_BYTES else None
-        if len(data) > MAX_XCOM_BYTES:
-            self.log.warning("the result has %d bytes: too many for XCom, which gets its description", len(data))
-        return described
-
-
-class SparkJobOperator(_Waiting):
+class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types are not known here
     """Runs a query or job of a batch, once, however often Airflow has to start the task.
 
         report = SparkJobOperator(task_id="report", job="report", arguments={"day": "{{ ds }}"})
@@ -125,10 +56,9 @@ class SparkJobOperator(_Waiting):
         SettingError: There is not exactly one of `sql` and `job`.
     """
 
-    template_fields: Sequence[str] = (*_Waiting.template_fields, "sql", "job", "arguments")
+    template_fields: Sequence[str] = (*CONNECTION, "sql", "job", "arguments")
     template_ext = (".sql",)
     template_fields_renderers: Final = {"sql": "sql", "arguments": "json"}
-    closes = True
 
     def __init__(
         self,
@@ -138,12 +68,17 @@ class SparkJobOperator(_Waiting):
         arguments: Mapping[str, Any] | None = None,
         prefix: str = "spark",
         namespace: str = "airflow",
+        broker: str | None = None,
+        key: str | None = None,
+        broker_key: str | None = None,
+        deferrable: bool = DEFERRABLE,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         if (sql is None) == (job is None):
             raise SettingError("SparkJobOperator takes either sql, or job")
         self.sql, self.job, self.arguments, self.prefix, self.namespace = sql, job, arguments, prefix, namespace
+        self.broker, self.key, self.broker_key, self.deferrable = broker, key, broker_key, deferrable
         self._uuid: str | None = None
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,8 +88,49 @@ class SparkJobOperator(_Waiting):
             self._uuid = ticket.uuid
             self.log.info("request %s; to look at it: mdp-spark status %s", ticket.uuid, ticket.uuid)
             if self.deferrable:
-                self.wait_elsewhere(ticket.uuid, self.execution_timeout)
-            return self.follow(ticket)
+                # Airflow calls `resume`, on another worker, once the triggerer has seen the request end.
+                connection = {name: getattr(self, name) for name in CONNECTION}
+                trigger = SparkJobTrigger(uuid=ticket.uuid, **connection)
+                self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
+            lines, job = Lines(), ""
+            with suppress(ServiceError, UnknownTicket):  # `_result` raises them, too
+                for part in ticket.partials():
+                    event = event_of(part)
+                    job = event.get("job", job)
+                    for line, _ in lines.of(event):
+                        self.log.info("%s", line)
+            return self._result(ticket, job)
+
+    def resume(self, context: Mapping[str, Any], event: Mapping[str, str]) -> dict[str, Any]:
+        """Return the result once the triggerer has seen the request end."""
+        del context
+        with self.titanic() as titanic:
+            return self._result(titanic.ticket(event["uuid"]), event["job"])
+
+    @contextmanager
+    def titanic(self) -> Generator[Titanic]:
+        """Connect to Titanic."""
+        with Client(self.broker, timeout=60, key=self.key, broker_key=self.broker_key) as client:
+            yield Titanic(client)
+
+    def _result(self, ticket: Ticket[Reply, Reply], job: str) -> dict[str, Any]:
+        """Return the result of a request that has ended, for XCom; close the request.
+
+        An error that a retry cannot help (422) is an `AirflowFailException`.
+        """
+        try:
+            described, data = parse_result(ticket.result())
+        except UnknownTicket:
+            raise AirflowException(f"request {ticket.uuid} was cancelled, or its result has expired") from None
+        except ServiceError as error:
+            ticket.close()
+            kind = AirflowFailException if error.code == 422 else AirflowException
+            raise kind(str(JobFailed.of(error, job=job, query=self.sql or ""))) from None
+        ticket.close()
+        described["data"] = json.loads(data) if data and len(data) <= MAX_XCOM_BYTES else None
+        if len(data) > MAX_XCOM_BYTES:
+            self.log.warning("the result has %d bytes: too many for XCom, which gets its description", len(data))
+        return described
 
     def _submit(self, titanic: Titanic, instance: Any) -> Ticket[Reply, Reply]:
         """Return the request of this task instance that has not been closed: its task has not been told its end.
@@ -191,40 +167,6 @@ class SparkJobOperator(_Waiting):
             self.log.info("request %s was cancelled", self._uuid)
 
 
-class SparkJobSensor(_Waiting, BaseSensorOperator):  # type: ignore[misc]
-    """Waits for a request that somebody else has submitted, such as `mdp-spark submit --durable --detach`.
-
-        SparkJobSensor(task_id="loaded", uuid="{{ params.uuid }}", poke_interval=60, mode="reschedule")
-
-    Its XCom is that of `SparkJobOperator`.  It fails if the request has failed; it neither cancels nor closes it.
-
-    Args:
-        uuid: The request's UUID.
-        settings: Those of `SparkJobOperator` for the connection, and of every sensor.
-    """
-
-    template_fields: Sequence[str] = (*_Waiting.template_fields, "uuid")
-
-    def __init__(self, *, uuid: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.uuid = uuid
-
-    def execute(self, context: Mapping[str, Any]) -> Any:
-        """Wait, in the triggerer if the sensor is deferrable."""
-        if self.deferrable:
-            self.wait_elsewhere(self.uuid, timedelta(seconds=self.timeout))
-        return super().execute(context)
-
-    def poke(self, context: Mapping[str, Any]) -> PokeReturnValue:
-        """Return whether the request has ended, and its result."""
-        del context
-        with self.titanic() as titanic:
-            ticket = titanic.ticket(self.uuid)
-            if not ticket.ready():
-                return PokeReturnValue(False)
-            return PokeReturnValue(True, self.follow(ticket))
-
-
 class SparkJobTrigger(BaseTrigger):  # type: ignore[misc]
     """Waits for a request in the triggerer, and logs its progress."""
 
@@ -249,13 +191,12 @@ class SparkJobTrigger(BaseTrigger):  # type: ignore[misc]
         yield TriggerEvent({"uuid": self.settings["uuid"], "job": job})
 
     async def on_kill(self) -> None:
-        """Cancel the job, if it is the task's own: the task was marked or cleared."""
-        if self.settings["closes"]:
-            async with self._ticket() as ticket:
-                await ticket.close()
+        """Cancel the job: the task was marked or cleared."""
+        async with self._ticket() as ticket:
+            await ticket.close()
 
     @asynccontextmanager
     async def _ticket(self) -> AsyncGenerator[AsyncTicket[Reply, Reply]]:
-        connection = {name: self.settings[name] for name in _Waiting.template_fields}
+        connection = {name: self.settings[name] for name in CONNECTION}
         async with AsyncClient(timeout=60, **connection) as client:
             yield AsyncTitanic(client).ticket(self.settings["uuid"])

@@ -9,7 +9,6 @@ from ...mdp.errors import ServiceError
 
 _STATE: Final = re.compile(r"\s*\bSQLSTATE: \w{5}\b")
 _POSITION: Final = re.compile(r";? ?\(?\bline (\d{1,6}),? pos (\d{1,6})\)?")
-_FILE: Final = re.compile(r"\bfile (\w+:/\S+?)[.,]?(?:\s|$)")
 _CAUSE: Final = "; caused by "
 _SENTENCE: Final = re.compile(r"(?<=[.?!]) (?=[A-Z])")
 
@@ -50,9 +49,6 @@ class JobFailed(ServiceError):
         """The line of the query, counted from 1, if Spark says so."""
         self.column = int(position[2]) if position else None
         """The column in that line, counted from 0."""
-        file = _FILE.search(text)
-        self.file = file[1] if file else None
-        """The file that could not be read, if it was that."""
         told, _, self.cause = _POSITION.sub("", _STATE.sub("", text)).partition(_CAUSE)
         self.problem, *rest = _SENTENCE.split(told, maxsplit=1)
         """The first sentence of the text."""
@@ -81,11 +77,9 @@ class JobFailed(ServiceError):
             log.error("the report failed:\\n%s", "\\n".join(error.lines()))
 
         Returns:
-            The problem, then, indented, its remedy, cause, file, line of the query, and job; those that there are.
+            The problem, then, indented, its remedy, cause, line of the query, and job; those that there are.
         """
         found = [self.problem] + [f"  {part}" for part in (self.remedy, self.cause and f"cause: {self.cause}") if part]
-        if self.file is not None:
-            found.append(f"  file: {self.file}")
         written = self.query.splitlines()
         if self.line is not None and self.column is not None and 0 < self.line <= len(written):
             number = f"  line {self.line}: "

@@ -118,11 +118,6 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     type=click.Choice(["json", "msgpack", "arrow"]),
     help="Encoding of requests and replies. Without it, handlers get and return frames of bytes.",
 )
-@click.option(
-    "--replace",
-    is_flag=True,
-    help="Take the place of the running fleet --name, without a gap: serve beside it, then drain it.",
-)
 @handler_timeout_option
 @drain_timeout_option(
     DEFAULT_DRAIN_SECONDS,
@@ -152,8 +147,6 @@ def fleet(
       1  stopped before that, by --drain-timeout or a second signal; or Spark cannot be reached
       2  invalid usage
     """
-    if given["replace"] and name is None:
-        raise click.UsageError("--replace requires --name: the fleet to replace")
     log_to_stderr(log_level)
     silence_py4j()
     cluster = _cluster(given)

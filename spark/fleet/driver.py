@@ -12,25 +12,22 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from ... import __version__
 from ...clients import Client
 from ...mdp import wire
 from ...mdp.cli.console import printable
-from ...mdp.codes import Code
 from ...mdp.control import SPARK, UNKNOWN_OPERATION
 from ...mdp.errors import ServiceError, ZmdpError
 from ...mdp.transport.reach import warn_if_unreachable
-from ...workers import Request, Worker, current_request
+from ...workers import Worker
 from ...workers.control import Operation
 from ..control import control_service
 from ..session import is_remote
 from .application import Application
 from .cluster import Cluster
 from .leases import LeaseJobs
-from .predecessor import Predecessor
 from .settings import FleetSettings, is_loopback
 from .slots import Died, Lease, Load, Refused, Slots
 
@@ -39,7 +36,7 @@ WATCH_SECONDS: Final = 0.5
 SILENCE_SECONDS: Final = 30.0
 """How long a slot may go without reporting before the driver logs a likely reason."""
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
-"""How long the broker, or the fleet that this one replaces, may take to answer the driver."""
+"""How long the broker may take to answer the driver."""
 REPEAT_WARNING_SECONDS: Final = 60.0
 """How long before the same warning is logged again."""
 
@@ -51,18 +48,15 @@ class Fleet:
 
     def __init__(self, settings: FleetSettings, cluster: Cluster) -> None:
         self.settings = settings
-        self._name = settings.name
         self._run_id = uuid.uuid4().hex
         # No name of a driver has a slash, so neither `mdp-spark status` nor another fleet uses this service.
         self._reports = f"{SPARK}{settings.name}/{self._run_id[:8]}"
         self._application = Application(settings, cluster, warn=self._warn_once, stopped=lambda: self.ending)
         self._jobs = LeaseJobs(settings, self._run_id, self._reports, self._application)
-        self._role = ""
-        """The role of this fleet's executors, and so its own."""
         self.ending = False
         """Whether `drain` was called."""
         self.on_drain: Callable[[], object] = lambda: None
-        """Called when `mdp-spark drain`, or a fleet that replaces this one, asks it to drain."""
+        """Called when `mdp-spark drain` asks it to drain."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         """Guards `_slots` and `_warned`, and is notified when leases or the load change."""
@@ -92,7 +86,7 @@ class Fleet:
             load = self._slots.load
             return {
                 "kind": "fleet",
-                "name": self._name,
+                "name": self.settings.name,
                 "service": self.settings.service,
                 "handler": self.settings.handler,
                 "broker": ", ".join(self.settings.brokers),
@@ -119,17 +113,6 @@ class Fleet:
 
         Raises `SettingError`, and `SparkError` if PySpark or Java is missing or a local session cannot be opened.
         """
-        if not self.settings.replace:
-            self._run(None, ready)
-            return
-        with self._client() as client:
-            predecessor = Predecessor(client, self.settings)
-            found = predecessor.find()
-            if not found:
-                log.info("there is no fleet %s to replace", self.settings.name)
-            self._run(predecessor if found else None, ready)
-
-    def _run(self, predecessor: Predecessor | None, ready: Callable[[], None]) -> None:
         settings = self.settings
         if not self._application.open():
             return
@@ -138,51 +121,27 @@ class Fleet:
             self._has_slots = True
             self._warn_early()
             watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
-            with Worker(self._reports, self._reported, broker=settings.broker, key=settings.keys, codec="json"):
+            operations: dict[str, Operation] = {
+                "status": lambda arguments, request: self.status(),
+                "drain": lambda arguments, request: self._drain(),
+            }
+            with (
+                Worker(self._reports, self._reported, broker=settings.broker, key=settings.keys, codec="json"),
+                control_service(settings.name, operations, broker=settings.broker, keys=settings.keys),
+            ):
                 watcher.start()
                 try:
-                    if predecessor is not None:
-                        with self._control(predecessor.successor):
-                            ready()
-                            self._serve(lambda: self._succeeds(predecessor))
-                    if not self._slots.finished:
-                        with self._control(settings.name):
-                            (ready if predecessor is None else predecessor.replaced)()
-                            self._serve()
+                    ready()
+                    self._serve()
                 finally:
                     self._ended.set()
                     watcher.join()
         finally:
             self._application.close()
 
-    def _client(self) -> Client:
-        settings = self.settings
-        return Client(
-            settings.broker, timeout=ANSWER_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat, key=settings.keys
-        )
-
-    def _control(self, name: str) -> AbstractContextManager[None]:
-        self._name = name
-        operations: dict[str, Operation] = {
-            "status": lambda arguments, request: self.status(),
-            "drain": lambda arguments, request: self._drain("as asked by mdp-spark drain"),
-            "retire": lambda arguments, request: self._retire(request),
-        }
-        return control_service(name, operations, broker=self.settings.broker, keys=self.settings.keys)
-
-    def _succeeds(self, predecessor: Predecessor) -> bool:
-        """Retire the predecessor once as many slots serve here.  Return whether it has gone."""
-        with self._changed:
-            enough = self._slots.succeed(predecessor.wanted)
-        try:
-            return enough and not self.ending and predecessor.retire()
-        except ZmdpError as error:
-            self._warn_once(f"cannot drain the fleet {self.settings.name}, which this one replaces: {error}")
-            return False
-
-    def _serve(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Serve until all slots have ended after `drain`, or `until` returns True."""
-        while not until():
+    def _serve(self) -> None:
+        """Serve until all slots have ended after `drain`."""
+        while True:
             with self._changed:
                 if self.ending:
                     self._slots.drain()
@@ -256,7 +215,10 @@ class Fleet:
 
     def _watch(self) -> None:
         """Pass the broker's load and the number of cores on to the slots, until the fleet ends."""
-        with self._client() as client:
+        settings = self.settings
+        with Client(
+            settings.broker, timeout=ANSWER_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat, key=settings.keys
+        ) as client:
             while not self._ended.wait(WATCH_SECONDS):
                 load = self._fetch_load(client)
                 most = self._application.max_slots()
@@ -285,14 +247,9 @@ class Fleet:
 
     # ── the control service ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _retire(self, request: Request) -> Mapping[str, Any]:
-        if request.user and not request.admin and request.user != self._role:
-            raise ServiceError(Code.NOT_ALLOWED, f"role {request.user} may not replace {self._name}: its own role may")
-        return self._drain("because another fleet replaces this one")
-
-    def _drain(self, reason: str) -> Mapping[str, Any]:
+    def _drain(self) -> Mapping[str, Any]:
         if not self.ending:
-            log.info("draining, %s; running requests are finished first", reason)
+            log.info("draining, as asked by mdp-spark drain; running requests are finished first")
         self.on_drain()
         self.drain()
         with self._changed:
@@ -302,7 +259,6 @@ class Fleet:
         """Answer a report of a slot's task."""
         if not isinstance(report, dict) or report.get("run") != self._run_id:
             raise ServiceError(UNKNOWN_OPERATION, "expected the report of a slot of this fleet")
-        self._role = current_request().user
         with self._changed:
             drain = self._slots.report(report["slot"], report["lease"], report, time.monotonic())
             return {"drain": drain or self.ending}

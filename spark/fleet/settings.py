@@ -35,7 +35,6 @@ class FleetSettings:
         codec: encoding of requests and replies; None means frames of bytes.
         handler_timeout: as for `Worker`.
         keys: keys of the driver and of its executors, for brokers that require them.
-        replace: take the place of the fleet that has this name, once as many slots serve.
     """
 
     handler: str
@@ -56,7 +55,6 @@ class FleetSettings:
     log_level: str = "INFO"
     log_format: str = "text"
     keys: ClientKeys | None = field(default=None, repr=False)
-    replace: bool = False
 
     def __post_init__(self) -> None:
         module, _, name = self.handler.partition(":")

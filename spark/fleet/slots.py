@@ -187,11 +187,6 @@ class Slots:
         moved = before is not None and load.dispatched != before.dispatched and not elsewhere
         return max(busy, int(moved))
 
-    def succeed(self, wanted: int) -> bool:
-        """Want as many slots as the predecessor, if there are cores for them.  Return whether so many serve."""
-        self.wanted = max(self.wanted, min(wanted, self.maximum))
-        return self.serving >= self.wanted
-
     def bound(self, maximum: int) -> None:
         """Set the maximum to the number of slots for which there are cores now."""
         self.maximum = max(1, self.minimum, maximum)

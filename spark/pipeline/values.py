@@ -61,6 +61,8 @@ _LISTS: Final = (
 _OBJECTS: Final = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 SLICE_ROWS: Final = 256
 """How many replies become values at a time: more of them would leave the processor's cache and occupy the collector."""
+_NO_VALUE: Final = (msgspec.DecodeError, RecursionError, TypeError, ValueError)
+"""What decoding an outcome raises that has no value: `TypeError` for None and errors, which are no list of frames."""
 _KEPT: Final = (bytes, datetime, date, Decimal)
 """Values that Arrow takes as they are."""
 
@@ -219,37 +221,40 @@ class ValueColumns:
     shape: Shape
     column: pa.DataType
 
-    def __call__(self, outcomes: Sequence[Outcome], most: int = SLICE_ROWS) -> list[pa.Array]:
-        """Return the arrays, made of `most` rows at a time."""
-        slices = [self._columns(outcomes[at : at + most]) for at in range(0, len(outcomes) or 1, most)]
-        return [pa.concat_arrays(each) for each in zip(*slices, strict=True)]
-
-    def _columns(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
-        decode = self._decode
-        values: list[Any] = []
+    def __call__(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
+        """Return the arrays, made of `SLICE_ROWS` rows at a time."""
         others: dict[int, tuple[int | None, str | None]] = {}
-        for at, outcome in enumerate(outcomes):
-            if outcome is not None:
-                try:
-                    (reply,) = outcome  # type: ignore[misc]  # an error raises TypeError
-                    values.append(decode(reply))
-                    continue
-                except (msgspec.DecodeError, RecursionError, TypeError, ValueError):
-                    pass
-            values.append(None)
-            others[at] = self._without_value(outcome)
-        try:
-            replies = _array(values, ("optional", self.shape) if others else self.shape, self.column)
-        except (pa.ArrowException, OverflowError) as wrong:  # such as a number that is too large: find out which
-            if len(outcomes) > 1:
-                return self(outcomes, 1)
-            others[0] = int(Code.FAILED), f"the reply of service {self.name!r} does not fit: {wrong}"
-            replies = pa.nulls(1, self.column)
-        rows = len(values)
+        starts = range(0, len(outcomes) or 1, SLICE_ROWS)
+        replies = pa.concat_arrays([self._replies(outcomes[at : at + SLICE_ROWS], at, others) for at in starts])
+        rows = len(outcomes)
         if not others:
             return [replies, pa.repeat(pa.scalar(OK, pa.int32()), rows), pa.nulls(rows, pa.string())]
         codes, errors = zip(*[others.get(at, (OK, None)) for at in range(rows)], strict=True)
         return [replies, pa.array(codes, pa.int32()), pa.array(errors, pa.string())]
+
+    def _replies(
+        self, outcomes: Sequence[Outcome], first: int, others: dict[int, tuple[int | None, str | None]]
+    ) -> pa.Array:
+        """Return the replies of the rows from `first` on; add code and error of those without a value to `others`."""
+        decode, shape = self._decode, self.shape
+        try:
+            values = [decode(reply) for (reply,) in outcomes]  # type: ignore[misc]
+        except _NO_VALUE:  # find out which
+            values, shape = [], ("optional", self.shape)
+            for at, outcome in enumerate(outcomes, first):
+                try:
+                    (reply,) = outcome  # type: ignore[misc]
+                    values.append(decode(reply))
+                except _NO_VALUE:
+                    values.append(None)
+                    others[at] = self._without_value(outcome)
+        try:
+            return _array(values, shape, self.column)
+        except (pa.ArrowException, OverflowError) as wrong:  # such as a number that is too large: find out which
+            if len(outcomes) > 1:
+                return pa.concat_arrays([self._replies([each], at, others) for at, each in enumerate(outcomes, first)])
+            others[first] = int(Code.FAILED), f"the reply of service {self.name!r} does not fit: {wrong}"
+            return pa.nulls(1, self.column)
 
     @cached_property
     def _service(self) -> AnyService:
@@ -270,7 +275,7 @@ class ValueColumns:
         return code, error
 
 
-def _array(values: list[Any], shape: Shape, column: pa.DataType) -> pa.Array:
+def _array(values: Sequence[Any], shape: Shape, column: pa.DataType) -> pa.Array:
     """Return values of this shape as an array, made field by field: Arrow takes several times as long row by row."""
     if not values:
         return pa.array([], column)
@@ -278,7 +283,7 @@ def _array(values: list[Any], shape: Shape, column: pa.DataType) -> pa.Array:
         case ("value", kind) | ("optional", ("value", kind)) if kind is not UUID:
             return pa.array(values, column)
         case "value", _:
-            return pa.array(list(map(str, values)), column)
+            return pa.array(msgspec.to_builtins(values), column)
         case "optional", inner:
             found = _array([each for each in values if each is not None], inner, column)
             if len(found) == len(values):
@@ -295,11 +300,11 @@ def _array(values: list[Any], shape: Shape, column: pa.DataType) -> pa.Array:
     arrays = []
     for each, (_, inner, *default), part in zip(zip(*map(astuple, values), strict=True), shape[1], column, strict=True):
         lacking = default == [None] and inner[0] != "optional"
-        arrays.append(_array(list(each), ("optional", inner) if lacking else inner, part.type))
+        arrays.append(_array(each, ("optional", inner) if lacking else inner, part.type))
     return pa.Array.from_buffers(column, len(values), [None], 0, children=arrays)
 
 
-def _offsets(values: list[Any]) -> pa.Array:
+def _offsets(values: Sequence[Any]) -> pa.Array:
     return pa.array(list(accumulate(map(len, values), initial=0)), pa.int32())
 
 

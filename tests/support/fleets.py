@@ -80,9 +80,6 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
     ):
         running.line(f"serves {service} at", timeout=SPARK_TIMEOUT_SECONDS)
         found = Running(running, client, f"fleet-{service}")
-        if "--replace" in options:
-            yield found  # it does not have its name yet
-            return
         eventually(lambda: client.available(control.SPARK + found.name))
         application = found.status()["application"]
         yield found

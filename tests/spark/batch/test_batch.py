@@ -236,8 +236,6 @@ def test_submit_sql(submit, at, folder):
     assert submit(at, "sql", "SELECT :n AS n, 'ä' AS t", "--arg", "n=3")[0] == ['{"n": 3, "t": "ä"}']
     (line,), _ = submit(at, "sql", "SELECT 1 AS n", "--json")
     assert json.loads(line)["data"] == [{"n": 1}]
-    assert submit(at, "sql", "SELECT 1 AS n", "--output", str(folder / "out"))[0] == []
-    assert json.loads((folder / "out").read_text()) == [{"n": 1}]
     lines, progress = submit(at, "sql", "SELECT * FROM range(3000)")
     assert Path(lines[0]).parent == folder / "results"
     assert "the result (3000 rows) is too large to send" in progress

@@ -1,9 +1,8 @@
-"""What the client commands show, without Spark and, where that is possible, without a broker."""
+"""What the client commands show, without Spark."""
 
 import json
 from contextlib import closing
 
-import pytest
 from support.processes import process, run
 from support.sparks import BEATS
 from support.titanics import serving
@@ -12,29 +11,6 @@ from zmdp.spark.batch import client_commands, fetching
 from zmdp.spark.batch.history import History
 from zmdp.spark.control import control_service
 from zmdp.workers import Worker
-
-NOWHERE = ("--broker", "tcp://127.0.0.1:9")
-
-
-@pytest.fixture
-def file(tmp_path):
-    with closing(History(tmp_path / "history.db", "batch")) as records:
-        records.begin("a", user="", service="sql", what="SELECT 1")
-        records.end("a", "done")
-        records.begin("b", user="shop", service="job", what="gone()")  # by this process, which the command finds alive
-    return str(tmp_path / "history.db")
-
-
-def test_the_history_of_a_batch_that_does_not_run(file):
-    done = run("mdp-spark", "status", "--history", "--file", file, *NOWHERE)
-    first, second = done.stdout.decode().splitlines()
-    assert first.startswith("a  ")
-    assert first.endswith(" s  SELECT 1")
-    assert "  running  " in second
-    done = run("mdp-spark", "logs", "b", "--file", file, "--json", *NOWHERE)
-    assert json.loads(done.stdout)["what"] == "gone()"
-    assert b"has no job 'c'" in run("mdp-spark", "logs", "c", "--file", file).stderr
-    assert b"--file requires --history" in run("mdp-spark", "status", "--file", file).stderr
 
 
 def test_the_status_of_a_slot_that_has_not_started():
@@ -117,7 +93,7 @@ def test_a_large_value_is_fetched_as_json_only(endpoint, tmp_path):
         operations = {"history": lambda arguments, request: {"jobs": records.rows(request, arguments["job"])}}
         fetch = Worker("spark.fetch.batch", lambda request: fetching.handle(request, records), broker=endpoint, **BEATS)
         with control_service("batch", operations, broker=endpoint), fetch:
-            for format_ in ("csv", "arrow", "parquet"):
+            for format_ in ("csv", "arrow"):
                 options = ("--format", format_, "--output", str(output), "--broker", endpoint)
                 done = run("mdp-spark", "fetch", "a", *options)
                 assert (done.returncode, done.stderr) == (2, b"mdp-spark: job a returned a value: use --format json\n")

@@ -10,7 +10,7 @@ import pytest
 from support.requests import request_by
 
 from zmdp.mdp.errors import ServiceError
-from zmdp.spark.batch import fetching, tasks
+from zmdp.spark.batch import fetching
 from zmdp.spark.batch.history import History
 from zmdp.workers import Request
 
@@ -161,11 +161,3 @@ def test_invalid_requests(history, files, settings):
     assert no.value.code == 422
     with pytest.raises(ServiceError, match="no job nope in the history"):
         asked(history, job="nope")
-
-
-def test_the_driver_gets_little_from_any_number_of_partitions():
-    most = 4 << 20
-    for parts in (1, 100, 10_000):
-        total = sum(tasks.passed_bytes(part, most) for part in range(parts))
-        assert total <= 14 * most + parts * tasks.MIN_PASSED_BYTES
-    assert tasks.passed_bytes(0, 10) == tasks.passed_bytes(10_000, 10) == 10

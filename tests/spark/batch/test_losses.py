@@ -4,6 +4,7 @@ import json
 from contextlib import closing
 
 import pytest
+from support.requests import request_by
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import ServiceError
@@ -129,5 +130,5 @@ def test_texts_that_are_not_utf_8_end_no_job(batch, monkeypatch, fail):
     frames = [b"unreadable", json.dumps({"fail": fail}).encode()]
     asked = Request(frames, service="spark.job", client=b"client", options=wire.Options(b"{}"))
     assert outcome(batch, asked)[1] == ("ValueError: cannot read \udcff" if fail else b'"?"')
-    (row,) = batch._history.rows(None)
+    (row,) = batch._history.rows(request_by())
     assert row["state"] == ("failed" if fail else "done")

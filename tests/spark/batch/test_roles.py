@@ -282,30 +282,14 @@ def test_what_control_services_tell_a_role(callers):
         assert [each["name"] for each in found["jobs"]] == jobs
 
 
-def test_the_commands(callers):
-    def shown(*command, role="shop"):
-        done = run("mdp-spark", *command, "--broker", callers.at, *callers.access.options(role))
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
-
-    found = [json.loads(line) for line in shown("tables").splitlines()]
-    assert found == [
-        {"batch": "batch", "name": "lost", "format": "parquet"},
-        {"batch": "batch", "name": "people", "format": "parquet"},
-        {"batch": "batch", "name": "lake", "format": "catalog"},
-        {"batch": "batch", "name": "spark_catalog", "format": "catalog"},
+def test_the_jobs_that_a_role_is_shown(callers):
+    done = run("mdp-spark", "jobs", "--broker", callers.at, *callers.access.options("shop"))
+    assert done.stdout.decode().splitlines() == [
+        "count(name: str)",
+        "    The rows of a table, as four methods see it.",
+        "nothing()",
+        "    Uses no table.",
     ]
-    (row,) = json.loads(shown("tables", "lake.APP", "--json"))
-    assert row["tableName"] == "OPEN"
-    assert shown("jobs").splitlines() == [
-        "count(name: str)  The rows of a table, as four methods see it.",
-        "nothing()  Uses no table.",
-    ]
-    assert shown("describe", "count") == "count(name: str)\n    The rows of a table, as four methods see it.\n"
-    assert json.loads(shown("describe", "people")) == {"col_name": "a", "data_type": "bigint", "comment": None}
-    assert "Scan parquet" in shown("explain", "SELECT a FROM people WHERE a > :n", "--arg", "n=1")
-    refused = run("mdp-spark", "describe", "salaries", "--broker", callers.at, *callers.access.options("shop"))
-    assert (refused.returncode, b"role shop may not read salaries" in refused.stderr) == (6, True)
 
 
 @pytest.mark.usefixtures("java")

@@ -47,11 +47,8 @@ def airflow(spark, tmp_path):
         stack.enter_context(serving(at, str(tmp_path / "titanic.db"), **BEATS))
         client = stack.enter_context(Client(at, timeout=SPARK_TIMEOUT_SECONDS, retries=0))
         titanic = Titanic(client)
-        uuid = titanic.submit("spark.job", b"rows").uuid
         page = (ROOT / "docs" / "spark" / "airflow.md").read_text()
-        names = f"FOLDER = {str(tmp_path)!r}\nUUID = {uuid!r}\n"
-        dags = "\n".join([names, *blocks(page, "python"), MORE])
-        dags = dags.replace('params={"uuid": ""}', 'params={"uuid": UUID}')
+        dags = "\n".join([f"FOLDER = {str(tmp_path)!r}", *blocks(page, "python"), MORE])
         (tmp_path / "dags").mkdir()
         (tmp_path / "dags" / "reports.py").write_text(dags.replace("tcp://127.0.0.1:5555", at))
         env = {
@@ -83,7 +80,7 @@ def airflow(spark, tmp_path):
 def test_whoever_ends_a_deferred_task_cancels_its_job(airflow):
     """Airflow's triggerer calls `on_kill` of the trigger."""
     ticket = airflow.titanic.submit("nobody", b"")
-    settings = {"uuid": ticket.uuid, "closes": True, "broker": None, "key": None, "broker_key": None}
+    settings = {"uuid": ticket.uuid, "broker": None, "key": None, "broker_key": None}
     code = "from zmdp.spark.client.airflow import SparkJobTrigger; import asyncio; "
     airflow.python("-c", f"{code}asyncio.run(SparkJobTrigger(**{settings}).on_kill())")
     with pytest.raises(UnknownTicket):
@@ -92,11 +89,10 @@ def test_whoever_ends_a_deferred_task_cancels_its_job(airflow):
 
 def test_tasks_run_jobs(airflow):
     """What fails is reported with its remedy; what is invalid is not tried again, and what failed is."""
-    runs = airflow.run("dag", "waiting", "typo", "failing")
+    runs = airflow.run("dag", "typo", "failing")
     runs.line("RUN dag: older success, tell success, total success", "stdout", timeout=900)
     runs.line("years: 12", "stdout")
     runs.line('{"people": 3}', "stdout")
-    runs.line("RUN waiting: loaded success", "stdout", timeout=900)
     runs.line("RUN typo: typo failed", "stdout", timeout=900)
     runs.line("Did you mean one of the following? [`age`, `name`]", "stdout")
     runs.line("line 2:   agee", "stdout")

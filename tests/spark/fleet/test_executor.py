@@ -1,4 +1,4 @@
-"""A fleet without Spark: its executors on a busy machine, and the fleet that it replaces."""
+"""A fleet without Spark: its executors on a busy machine."""
 
 import time
 from pathlib import Path
@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from zmdp.clients import Client
-from zmdp.mdp.errors import ServiceNotFound
 from zmdp.mdp.limits import Limits
 from zmdp.spark.fleet.executor import REPORT_SECONDS, LeaseTask, serve
-from zmdp.spark.fleet.predecessor import LOST_SECONDS, Predecessor
 from zmdp.spark.fleet.settings import FleetSettings
 from zmdp.spark.fleet.slots import Lease
 from zmdp.testing import running_broker
@@ -46,23 +44,3 @@ def test_a_worker_is_reported_as_registered_once_the_broker_has_answered(handler
             tuple(serve(LeaseTask(settings, "run", "reports", Lease(0, 1, 1e6), (str(HERE),)), iter([])))
     assert reports[-1][0] is answers
     assert (True, False) not in reports
-
-
-class Missing:
-    """A client of a broker that knows no such service."""
-
-    def request(self, service, *frames, **settings):
-        if service == "mmi.services":
-            return [b'{"services": []}']
-        raise ServiceNotFound("nobody", service=service)
-
-
-def test_a_predecessor_that_is_missing_may_register_again(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr("zmdp.spark.fleet.predecessor.time.monotonic", lambda: now)
-    found = Predecessor(Missing(), FleetSettings("m:f", "s", "f"))
-    assert not found.retire()
-    now += 6.0  # the broker was restarted, and the machine is busy
-    assert not found.retire()
-    now += LOST_SECONDS
-    assert found.retire()

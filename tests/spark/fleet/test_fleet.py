@@ -27,11 +27,6 @@ def here(monkeypatch):
     monkeypatch.chdir(HERE)
 
 
-def announced(client, *names):
-    """Wait until there are exactly these drivers."""
-    eventually(lambda: control.drivers(client) == list(names), SPARK_TIMEOUT_SECONDS)
-
-
 @pytest.fixture
 def client(endpoint):
     with Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client:
@@ -114,72 +109,21 @@ def test_strange_reports_are_refused_or_told_to_drain(spark, endpoint, client):
         assert client.call(fleet._reports, late, codec="json") == {"drain": True}
 
 
-# ── replacing a fleet ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-GATED = """
-import time
-from pathlib import Path
-
-while not Path(__file__).with_name("go").exists():
-    time.sleep(0.01)
-
-
-def version(request):
-    return b"new"
-"""
-
-
-def test_a_fleet_is_replaced_without_a_gap(spark, endpoint, client, tmp_path, monkeypatch):
-    """The handler of the new one cannot be imported before the test allows it."""
+def test_a_fleet_is_updated_without_a_gap(spark, endpoint, client):
     settings = {"service": "version", "lease": 3600.0}  # between two leases, a single slot has no worker
     with running_fleet(spark, endpoint, **settings) as old:
         client.request("version")
-        announced(client, "test")
-        (tmp_path / "gated_version.py").write_text(GATED)
-        monkeypatch.chdir(tmp_path)
         with Calls(endpoint, "version", wait=False) as calls:  # a call made while there is no worker fails
             calls.go_on()
-            with running_fleet(spark, endpoint, **settings, handler="gated_version:version", replace=True) as new:
-                announced(client, "test", "test.next")
-                assert control.ask(client, "test.next", "status")["name"] == "test.next"
-                (tmp_path / "go").touch()
-                announced(client, "test")
-                eventually(lambda: new.status()["name"] == "test", SPARK_TIMEOUT_SECONDS)
-                assert old.ending
+            with running_fleet(spark, endpoint, **settings, name="next") as new:
+                eventually(
+                    lambda: [row["state"] for row in new.status()["slots"]] == ["serving"], SPARK_TIMEOUT_SECONDS
+                )
+                control.ask(client, "test", "drain")
                 eventually(lambda: old.status()["slots"] == [], SPARK_TIMEOUT_SECONDS)
                 calls.go_on()
-                assert client.request("version") == [b"new"]
-                assert control.ask(client, "test", "status")["handler"] == "gated_version:version"
                 assert calls.failed == []
                 calls.stop()
-
-
-def test_a_fleet_that_cannot_serve_replaces_nothing(spark, endpoint, client, logged):
-    with running_fleet(spark, endpoint) as old:
-        client.request("pid")
-        announced(client, "test")
-        with running_fleet(spark, endpoint, handler="no_such_module:f", replace=True) as new:
-            assert logged("cannot serve pid: cannot use no_such_module:f", SPARK_TIMEOUT_SECONDS)
-            eventually(lambda: new.status()["failures"] >= 2, SPARK_TIMEOUT_SECONDS)
-            assert control.ask(client, "test.next", "drain")["draining"] is True
-        assert not old.ending
-        assert client.request("pid")
-
-
-def test_a_fleet_that_cannot_be_replaced(spark, endpoint, client):
-    with running_fleet(spark, endpoint, service="other"):
-        announced(client, "test")
-        again = Fleet(FleetSettings("m:f", "s", "test", broker=endpoint, replace=True), Shared(spark))
-        with pytest.raises(SettingError, match="--replace: test is not a fleet that serves s"):
-            again.run()
-    with (
-        running_fleet(spark, endpoint, service="s", name="test"),
-        running_fleet(spark, endpoint, service="s", name="test.next"),
-    ):
-        announced(client, "test", "test.next")
-        with pytest.raises(SettingError, match=re.escape("test is already being replaced, by test.next")):
-            again.run()
 
 
 def test_more_slots_than_cores_are_refused(spark, endpoint):

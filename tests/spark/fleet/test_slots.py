@@ -265,21 +265,6 @@ def test_slots_are_needed_while_they_hold_requests(concurrency, running, needed)
     assert fleet.wanted == needed
 
 
-def test_a_successor_wants_as_many_slots_as_its_predecessor():
-    fleet = slots(minimum=1, maximum=3)
-    assert not fleet.succeed(9)
-    assert fleet.wanted == 3
-    one, other, last = fleet.due(0.0)
-    for lease in (one, other):
-        fleet.report(lease.slot, lease.number, a_report(), 1.0)
-        assert not fleet.succeed(9)
-    fleet.report(last.slot, last.number, a_report(registered=False), 1.0)  # the broker does not know it yet
-    assert not fleet.succeed(9)
-    fleet.report(last.slot, last.number, a_report(), 1.2)
-    assert fleet.succeed(9)
-    assert slots(minimum=0).succeed(0)
-
-
 def test_the_idle_time_restarts_when_all_slots_are_needed_or_the_broker_is_away():
     for interruption in (busy(workers=2, idle=0), busy(workers=2, queued=1), None):
         fleet = slots(minimum=1, maximum=4)
