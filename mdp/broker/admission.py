@@ -111,8 +111,10 @@ class Admission(Part):
                 service.metrics.throttled += 1
                 if not request.options.wait:
                     return Drop.LIMITED
-            elif service.schedule.capacity and not groups.waits(group):
-                return None
+            elif service.schedule.capacity > groups.arrived:
+                groups.arrived += 1
+                if not groups.waits(group):
+                    return None
         return self._refusal_to_wait(request, waiting)
 
     def _refusal_to_wait(self, request: Request, waiting: int) -> Drop | None:
