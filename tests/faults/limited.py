@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -164,7 +165,8 @@ def main(**settings: object) -> None:
     """Call a service with a limit in every way while programs are killed, and check that the limit holds."""
     with tempfile.TemporaryDirectory(prefix="limited-") as folder:
         verdict, site, found = limited(Path(folder), **settings)  # type: ignore[arg-type]
-    click.echo(f"{len(site.killed)} kills\n{verdict.counts}\n{found}")
+    kinds = Counter(name.rsplit("-", 2)[0] for name in site.referee.calls)
+    click.echo(f"{len(site.killed)} kills\n{dict(kinds)}\n{verdict.counts}\n{found}")
     for each in site.broken[:SHOWN]:
         click.echo(f"WRONG: {each}")
     sys.exit(bool(site.broken))

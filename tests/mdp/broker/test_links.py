@@ -1408,7 +1408,8 @@ def test_a_request_that_was_passed_on_is_listed_at_both_brokers():
     mesh = done_at_b()
     (here,), (there,) = (mesh.ask(name, b"mmi.requests")["requests"] for name in ("a", "b"))
     assert without(here, "client") == {
-        "id": "1", "request_id": "mine", "service": "echo", "role": "", "protocol": "X1", "attempts": 1, "bytes": 1,
+        "id": "1", "request_id": "mine", "service": "echo", "group": "", "role": "", "protocol": "X1", "attempts": 1,
+        "bytes": 1,
         "state": "running", "age_seconds": 0.0, "state_seconds": 0.0, "worker": None, "broker": "b",
         "ttl_seconds": None,
     }  # fmt: skip
@@ -1449,7 +1450,8 @@ def test_a_tail_and_the_log_tell_of_requests_that_were_passed_on(caplog):
     mesh.receive("b", final(address))
     (row,) = mesh.ask("a", b"mmi.tail", json.dumps({"tail": tail}).encode())["requests"]
     assert without(row, "client") == {
-        "id": "1", "request_id": "mine", "service": "echo", "role": "", "protocol": "X1", "attempts": 1, "bytes": 1,
+        "id": "1", "request_id": "mine", "service": "echo", "group": "", "role": "", "protocol": "X1", "attempts": 1,
+        "bytes": 1,
         "outcome": "ok", "queue_seconds": 0.0, "worker_seconds": 2.0, "worker": None, "ago_seconds": 0.0,
     }  # fmt: skip
     (line,) = [record for record in caplog.records if record.message.startswith("slow")]
