@@ -109,7 +109,7 @@ class Admission(Part):
         if groups is not None and service.available:
             if groups.holds_back(group, now):
                 service.metrics.throttled += 1
-                if not request.options.wait:
+                if not (request.options.wait or (request.way is not None and request.way.waits)):
                     return Drop.LIMITED
             elif service.schedule.capacity > groups.arrived:
                 groups.arrived += 1

@@ -205,6 +205,26 @@ def test_the_ttl_is_what_is_left():
     assert work == (b"w", "REQUEST", 1002, 3000, 1, b"", b"x")
 
 
+def test_what_is_passed_on_waits_for_the_limits_of_the_broker_with_the_workers():  # C48
+    mesh = pair()
+    limits = {"service": {"concurrency": 2}, "group": {"concurrency": 1}}
+    mesh.receive("b", leave(), ready(b"v", credit=9, limits=limits))
+    mesh.wait()
+    held = []
+    for number, group in enumerate(["x", "x", "y", "x"], start=1):
+        held += work(mesh.receive("a", request(number, group=group))["b"], b"v")
+    assert held == [1001, 1002]  # of x and y
+    assert mesh.ask("b", b"mmi.limit", b"echo")["groups"] == [
+        {"group": "x", "waiting": 2, "running": 1}, {"group": "y", "waiting": 0, "running": 1},
+    ]  # fmt: skip
+    (refused,) = mesh.receive("a", request(5, group="z", wait=False))["a"]
+    assert refused[1:4] == ("ERROR", 5, 429)
+    assert work(mesh.receive("b", final(1001, b"v"))["b"], b"v") == [1003]
+    mesh.receive("b", leave(b"v"))
+    assert mesh["b"].registry.queued == 0
+    assert mesh["a"].registry.queued  # what waited there waits here again
+
+
 # ── the end of links and workers ─────────────────────────────────────────────────────────────────────────────────────
 
 
