@@ -107,6 +107,8 @@ class Admission(Part):
         if (groups is None or group not in groups.by_name) and self._directory.throttling.groups >= MAX_GROUPS:
             return Drop.TOO_MANY_GROUPS
         if groups is not None and service.available:
+            if not waiting:  # those that were to start may have been cancelled
+                groups.arrived = 0
             if groups.holds_back(group, now):
                 service.metrics.throttled += 1
                 if not (request.options.wait or (request.way is not None and request.way.waits)):

@@ -351,6 +351,8 @@ class Ledger:
             waiting = len(self._waiting(service))
             group = ticket.options.group
             before = [each for each in self._waiting(service) if each.options.group == group]
+            if not waiting:
+                self.starting[service] = 0
             ahead = self.starting[service]
             opens = self.throttles[service].opens(group, self.seats_of(service), now, ahead, min(ahead, len(before)))
             held_back = self.offered(service) and opens > now

@@ -151,6 +151,12 @@ def test_those_that_arrive_together_are_refused_beyond_the_limit(kind, limit):
     assert starts(ask(broker, 5, wait=False)) == ([] if kind == "service" else [3])
 
 
+def test_a_request_that_was_cancelled_at_once_holds_nobody_back():
+    broker = limited({"concurrency": 1})
+    feed(broker, together(request(1), cancel(1)))
+    assert starts(ask(broker, 2, wait=False)) == [1]
+
+
 def test_a_request_that_may_start_need_not_wait():
     broker = limited({"concurrency": 1}, max_queue=1)
     assert starts(ask(broker, 1, wait=False)) == [1]
