@@ -20,7 +20,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser pgbouncer node lint unit sim crash attack failover soak bench dist compatibility release-check clean help
+.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser pgbouncer node lint unit sim crash attack failover limited soak bench dist compatibility release-check clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make crash KILLS=200  6 minutes       kill brokers, Titanics and workers under load, on SQLite and PostgreSQL; nothing may be lost"
 	@echo "make attack           10 minutes      attack a broker in every way there is; a canary's calls must not fail, memory must stay bounded"
 	@echo "make failover         6 minutes       kill and drain linked brokers under load; no call may fail"
+	@echo "make limited          3 minutes       call a service with a limit from everywhere while programs are killed; the limit must hold (needs Java 17)"
 	@echo "make soak HOURS=2     2 hours         run everything at once while everything fails; calls are checked, memory and latency watched"
 	@echo "make bench            20 minutes      measure zmdp beside NATS, RabbitMQ, Redis, Celery and Taskiq"
 	@echo "make dist             2 minutes each  build a source distribution, a pure wheel, and a compiled one for each Python that is found"
@@ -211,6 +212,9 @@ failover: $(VENV)/dev.installed
 	PYTHONPATH=tests $(BIN)/python -m faults.failover --how kill --seconds $(SECONDS)
 	PYTHONPATH=tests $(BIN)/python -m faults.failover --how drain --seconds $(SECONDS)
 	PYTHONPATH=tests $(BIN)/python -m faults.failover --tree --seconds $(SECONDS)
+
+limited: $(VENV)/dev.installed
+	PYTHONPATH=tests $(BIN)/python -m faults.limited --seconds $(SECONDS)
 
 # The report, its plots, the ledger and the logs are in build/soak.
 soak: $(VENV)/dev.installed

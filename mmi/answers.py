@@ -44,6 +44,8 @@ METRICS_ROWS: Final = 100
 """Services in one answer to `mmi.metrics`: it must not hold up the broker, even if it has 10,000."""
 REQUEST_ROWS: Final = 250
 """Requests in one answer to `mmi.requests`, for the same reason: each row takes longer than others."""
+GROUP_ROWS: Final = 20
+"""Groups in an answer to `mmi.limit`."""
 MAX_SKIPPED: Final = 100_000
 """Requests that can be left out before the first row: they must be counted."""
 Sees = Callable[[bytes], bool]
@@ -305,7 +307,16 @@ def _limit(broker: Broker, body: list[bytes], _: Sees, now: float) -> dict[str, 
             return None
     service = broker.directory.services.get(name)
     limits = broker.limits_of(name) or (NO_LIMITS if service is None else service.schedule.limits)
-    return {"service": show(name), "limits": limits.as_dict(), "by_operator": broker.limits_of(name) is not None}
+    groups = None if service is None else service.schedule.groups
+    return {
+        "service": show(name),
+        "limits": limits.as_dict(),
+        "by_operator": broker.limits_of(name) is not None,
+        "groups": [
+            {"group": each.name, "waiting": each.waiting, "running": each.running}
+            for each in (groups.most_waiting(GROUP_ROWS) if groups is not None else ())
+        ],
+    }
 
 
 def _tail(broker: Broker, asked: bytes, _: Sees, now: float) -> dict[str, Any] | None:

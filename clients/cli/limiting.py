@@ -28,7 +28,7 @@ def limit(*, service: str, lift: bool, on: str | None, as_json: bool, **given: A
     """Show or set the limits of SERVICE, until the broker ends.
 
     \b
-    mdclient limit openai.embed                                 show them
+    mdclient limit openai.embed                                 show them, and the groups with most requests
     mdclient limit openai.embed --concurrency 8 --rate 500/min  set them
     mdclient limit openai.embed --lift                          remove them
 
@@ -57,3 +57,5 @@ def limit(*, service: str, lift: bool, on: str | None, as_json: bool, **given: A
     by = "the operator" if answer["by_operator"] else "its workers"
     found = ServiceLimits.read(answer["limits"])
     click.echo(f"{answer['service']}: {found} (set by {by})" if found else f"{answer['service']}: no limit")
+    for each in answer["groups"]:
+        click.echo(f"  {each['group'] or '(no group)'}: {each['waiting']:,} waiting, {each['running']:,} running")

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from ...mdp.control import SPARK
 from ...mdp.histogram import times_in
+from ...mdp.service_limits import ServiceLimits
 from ...mdp.services import About, Description
 from ...mdp.services.submission import show_defaults
 from ..stubs import types
@@ -31,8 +32,8 @@ BUSIEST: Final = 8
 RECENT: Final = 10
 """Failures on a page."""
 _NO_SERVICE: Final[Mapping[str, Any]] = {
-    "workers": 0, "idle": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0, "rate": 0.0, "errors": 0.0,
-    "p50": None, "p99": None, "elsewhere": 0, "hops": None,
+    "workers": 0, "idle": 0, "running": 0, "queued": 0, "held_back": 0, "oldest_seconds": 0.0, "rate": 0.0,
+    "errors": 0.0, "p50": None, "p99": None, "elsewhere": 0, "hops": None,
 }  # fmt: skip
 """What a service has that only other brokers know."""
 _FAR: Final = float("inf")
@@ -202,6 +203,8 @@ class BrokerSection:
             "in_queue": in_queue, "queue_p99": in_queue.quantile(0.99, latest.bounds),
             "outcomes": sorted(row["outcomes"].items(), key=lambda pair: -pair[1]),
             "failures": await self._failures(name) if view.visitor.act else [],
+            "limits": str(ServiceLimits.read(row["limits"])) if row["limits"] else "",
+            "groups": await self._groups(body) if view.visitor.act else [],
             "workers": self._worker_table(workers, view, paged=False),
             "requests": self._request_table(requests, view, paged=False), "no_requests": trouble, "cancelled": "",
             "elsewhere": elsewhere,
@@ -226,6 +229,13 @@ class BrokerSection:
             if service:
                 return [row for row in rows if row["service"] == service][:RECENT]
             return [row for row in rows if not row["service"].startswith(SPARK)][:RECENT]
+        return []
+
+    async def _groups(self, service: bytes) -> list[Mapping[str, Any]]:
+        """Return the groups of a service with the most requests that wait."""
+        with suppress(Unavailable):
+            groups: list[Mapping[str, Any]] = (await self._observer.ask("mmi.limit", service))["groups"]
+            return [] if [each["group"] for each in groups] == [""] else groups
         return []
 
     async def _workers(self, view: View) -> Mapping[str, Any]:
@@ -327,7 +337,9 @@ class BrokerSection:
         ]
         return table(
             requests.rows, columns, view.path, view.query if paged else _without_search(view.query), default="-age",
-            text=lambda row: f"{row['service']} {_caller(row)} {row['id']} {row['request_id']} {row['state']}",
+            text=lambda row: " ".join(
+                (row["service"], _caller(row), row["group"], row["id"], row["request_id"] or "", row["state"])
+            ),
             more=requests.more, shown=lambda row: {**row, "caller": _caller(row), "at": _at(row)},
         )  # fmt: skip
 

@@ -9,7 +9,8 @@ from ...mdp.histogram import Histogram, sum_of, times_in
 
 OK: Final = "ok"
 NOTHING: Final[Mapping[str, Any]] = {
-    "name": "", "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0,
+    "name": "", "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "limits": {}, "held_back": 0,
+    "oldest_seconds": 0.0,
     "outcomes": {}, "queue_seconds": {"buckets": [], "seconds": 0.0}, "worker_seconds": {"buckets": [], "seconds": 0.0},
     "redispatched": 0, "throttled": 0, "request_bytes": 0, "reply_bytes": 0, "served": False,
 }  # fmt: skip

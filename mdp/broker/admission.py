@@ -107,12 +107,16 @@ class Admission(Part):
         if (groups is None or group not in groups.by_name) and self._directory.throttling.groups >= MAX_GROUPS:
             return Drop.TOO_MANY_GROUPS
         if groups is not None and service.available:
+            if not waiting:  # those that were to start may have been cancelled
+                groups.arrived = 0
             if groups.holds_back(group, now):
                 service.metrics.throttled += 1
-                if not request.options.wait:
+                if not (request.options.wait or (request.way is not None and request.way.waits)):
                     return Drop.LIMITED
-            elif service.schedule.capacity and not groups.waits(group):
-                return None
+            elif service.schedule.capacity > groups.arrived:
+                groups.arrived += 1
+                if not groups.waits(group):
+                    return None
         return self._refusal_to_wait(request, waiting)
 
     def _refusal_to_wait(self, request: Request, waiting: int) -> Drop | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from heapq import nlargest
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
@@ -78,7 +79,13 @@ class Gate(TimerNode):
 
     def opens_after(self, count: int, now: float) -> float:
         """Return in how many seconds a request may start behind `count` others; 0 if nobody can tell."""
-        return max(self.tat - self._tolerance + count * self._interval - now, 0.0) if self._interval else 0.0
+        if not self._interval:
+            return 0.0
+        return max(max(self.tat, now) - self._tolerance + count * self._interval - now, 0.0)
+
+    def blocks(self, ahead: int, now: float) -> bool:
+        """Return whether a request must wait once `ahead` others have started."""
+        return self.running + ahead >= self._at_once or self.opens_after(ahead, now) > 0
 
     def start(self, now: float) -> None:
         """Count a request that starts."""
@@ -149,6 +156,7 @@ class Groups(Gate):
         "_tally",
         "_throttling",
         "_turns",
+        "arrived",
         "by_name",
         "limits",
         "service",
@@ -160,6 +168,8 @@ class Groups(Gate):
         self.limits = NO_LIMITS
         self.by_name: dict[str, Group] = {}
         """The groups of which anything is to be known: one that waits, one that runs, or when the next may start."""
+        self.arrived = 0
+        """How many requests were accepted in this turn that need not wait, but have not started yet."""
         self._own = own
         self._tally = tally
         self._throttling = throttling
@@ -297,9 +307,11 @@ class Groups(Gate):
         return False
 
     def holds_back(self, name: str, now: float) -> bool:
-        """Return whether a limit keeps the requests of that group from starting now."""
+        """Return whether a limit keeps another request of that group from starting now."""
         group = self.by_name.get(name)
-        return self.opens() > now or (group is not None and group.opens() > now)
+        if group is not None and group.blocks(min(group.waiting, self.arrived), now):
+            return True
+        return self.blocks(self.arrived, now)
 
     def waits(self, name: str) -> bool:
         """Return whether requests of that group wait."""
@@ -317,6 +329,10 @@ class Groups(Gate):
         if self.opens() > now:
             return self._tally.waiting
         return sum(group.waiting for group in islice(self._parked, MAX_CLIENTS))
+
+    def most_waiting(self, most: int) -> list[Group]:
+        """Return the groups with the most requests that wait.  With very many groups, only some of them count."""
+        return nlargest(most, islice(self.by_name.values(), MAX_CLIENTS), key=lambda group: group.waiting)
 
     def started(self, attempt: Attempt, now: float) -> None:
         """Count a request that starts."""

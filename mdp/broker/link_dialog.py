@@ -196,9 +196,9 @@ class LinkDialog(Part):
         deadline = NEVER if command.ttl is None else now + command.ttl
         # A request waits at the first broker, unless it is addressed to this one or there are workers here.
         wait = given.wait and given.broker == self._name
-        options = wire.Options(way.raw, wait, broker=given.broker)
+        options = wire.Options(way.raw, wait, broker=given.broker, group=given.group)
         request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
-        request.came_over(way.via, way.attempts, way.dialect)
+        request.came_over(way.via, way.attempts, way.dialect, waits=given.wait)
         denial, user = self._authorise_passed(request, way.user)
         if denial is not None:
             self._requests.report(request, denial, now)

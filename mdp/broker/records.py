@@ -130,13 +130,15 @@ class Collected:
 class Way:
     """The way of a request over several brokers (C44)."""
 
-    __slots__ = ("addressed", "dialect", "losses", "pinned", "via")
+    __slots__ = ("addressed", "dialect", "losses", "pinned", "via", "waits")
 
-    def __init__(self, via: tuple[str, ...] = (), dialect: str = "") -> None:
+    def __init__(self, via: tuple[str, ...] = (), dialect: str = "", waits: bool = False) -> None:
         self.via = via
         """The names of the brokers that it has passed before this one."""
         self.dialect = dialect
         """The dialect of its client at the first of them, if that does not speak X1."""
+        self.waits = waits
+        """Whether it may wait here for a limit (C48)."""
         self.addressed = EMPTY
         """The name of its service, if it is addressed to another broker: then `service` stands for that broker."""
         self.pinned = False
@@ -212,10 +214,10 @@ class Request(TimerNode):
         """Write into its options on whose behalf it is made."""
         self.options = signed(self.options, signature)
 
-    def came_over(self, via: tuple[str, ...], attempts: int, dialect: str) -> None:
-        """Record which brokers it has passed, how many workers have died while they held it there, and the dialect of
-        its client if that does not speak X1."""
-        self.way = Way(via, dialect)
+    def came_over(self, via: tuple[str, ...], attempts: int, dialect: str, *, waits: bool = True) -> None:
+        """Record which brokers it has passed, how many workers have died while they held it there, the dialect of its
+        client if that does not speak X1, and whether it may wait for a limit."""
+        self.way = Way(via, dialect, waits)
         self.attempts = attempts
 
     def recorded_way(self) -> Way:

@@ -321,6 +321,7 @@ class Schedule:
 
     def _next_in_turn(self, groups: Groups, now: float) -> tuple[Request, Worker] | None:
         """Do what `next_pair` does if groups take turns."""
+        groups.arrived = 0
         worker, clean = self.next_worker(), self._without_suspect.least()
         if worker is None or not groups.is_open(now):
             return None

@@ -186,6 +186,7 @@ class Watch(Part):
         return {
             "request_id": request_id_of(request) or None,
             "service": show(request.name),
+            "group": request.options.group,
             "role": request.client.role.name,
             "client": self._client(request.client),
             "protocol": DIALECTS[request.header],

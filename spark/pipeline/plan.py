@@ -175,6 +175,7 @@ def register_function(
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
     result: str = "string",
+    group: str = "",
     client_key: Key | None = None,
     broker_key: BrokerKey | None = None,
 ) -> None:
@@ -194,13 +195,14 @@ def register_function(
         keep: as for `call_service`.
         headers: as for `call_service`.
         result: as for `call_service`.
+        group: whose turns and limits apply to the rows, which then have no key.
         client_key: as for `call_service`.
         broker_key: as for `call_service`.
 
     Raises:
         SettingError: An argument is invalid.
     """
-    settings = _settings(broker, window, timeout, keep, headers, result, client_key, broker_key)
+    settings = _settings(broker, window, timeout, keep, headers, result, client_key, broker_key, group)
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - optional dependency
@@ -246,9 +248,10 @@ def _settings(
     result: str,
     client_key: Key | None,
     broker_key: BrokerKey | None,
+    group: str = "",
 ) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
-    rows = checked_settings("X1", window=window, timeout=timeout, headers=headers)
+    rows = checked_settings("X1", window=window, timeout=timeout, headers=headers, group=group)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     check_result(result)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from zmdp.mdp.keys import ClientKeys, load_keys
 from zmdp.titanic import Ticket, UnknownTicket
 
 from .ledger import Ledger
-from .services import Result, Task, parts, quick, right_result, work
+from .services import Result, Task, limited, parts, quick, right_result, work
 
 CALL_SECONDS = 60.0
 """How long a call may take; nothing that a soak does lasts so long."""
@@ -235,12 +236,16 @@ def call_by_hand(caller: Caller) -> None:
 class Submitter:
     """Submits to Titanic, most requests with a key; fetches the replies in various ways, and closes the requests."""
 
-    def __init__(self, caller: Caller, client: Client, kept: float) -> None:
+    def __init__(self, caller: Caller, client: Client, kept: float, service: Any = work) -> None:
         self._caller = caller
         self._titanic = Titanic(client)
         self._pool = ThreadPoolExecutor()
         self._kept = kept
         """The part of the requests that are not closed, so that they can be audited."""
+        self._service = service
+
+    def _streams(self, task: Task) -> bool:
+        return self._service is work and task.number % 4 == 0
 
     def call(self) -> None:
         """Submit a request, and see it through."""
@@ -250,7 +255,7 @@ class Submitter:
             "fails": rng.random() < 0.1,
         }
         task = self._caller.begin(body="x" * (300_000 if rng.random() < 0.02 else rng.choice((0, 500))), **what)
-        service: Any = parts if task.number % 4 == 0 else work
+        service: Any = parts if self._streams(task) else self._service
         options: dict[str, Any] = {"priority": rng.choice((0, 0, 3, 9)), "delay": rng.choice((None, None, 1.0))}
         keyed = task.number % UNKEYED_EVERY != 0
         if keyed:
@@ -297,7 +302,7 @@ class Submitter:
 
     def _fetch(self, task: Task, ticket: "Ticket[Any, Any]", rng: random.Random) -> None:
         """Fetch the reply, perhaps after its PARTIALs, and perhaps twice; errors of Titanic's absence are repeated."""
-        streams = task.number % 4 == 0
+        streams = self._streams(task)
         if streams and rng.random() < 0.5:
             read: list[Any] = []
             self._patiently(task, lambda: read.extend(ticket.partials(len(read), timeout=CALL_SECONDS)))
@@ -340,10 +345,10 @@ class Submitter:
                 time.sleep(RETRY_SECONDS)
 
 
-def submit(caller: Caller) -> None:
+def submit(caller: Caller, service: Any = work) -> None:
     """Submit to Titanic; the second argument is the part of the requests that are kept."""
     with Client(timeout=CALL_SECONDS / 4) as client:
-        submitter = Submitter(caller, client, kept=float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+        submitter = Submitter(caller, client, float(sys.argv[2]) if len(sys.argv) > 2 else 0.0, service)
         caller.run_threads(8, submitter.call)
 
 
@@ -380,6 +385,48 @@ def submit_and_wait(caller: Caller) -> None:
         caller.run_threads(1, call)
 
 
+def call_limited(caller: Caller) -> None:
+    """Call the service with a limit; the second argument is the group."""
+    with Client(timeout=CALL_SECONDS) as client:
+
+        def call() -> None:
+            task = caller.begin()
+            try:
+                caller.end(task, client.call(limited, task, group=sys.argv[2]))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the call has ended with it
+                caller.fail(task, error)
+
+        caller.run_threads(3, call)
+
+
+def call_from_frames(caller: Caller) -> None:
+    """Send the rows of DataFrames of eight partitions to the service with a limit, from a Spark of this process."""
+    from pyspark.sql.functions import lit  # other callers need no Spark
+
+    from zmdp.spark.pipeline import call_service
+    from zmdp.spark.session import open_session
+
+    partitions = 8
+    spark = open_session("faults", master=f"local[{partitions}]", conf={"spark.ui.enabled": "false"})
+
+    def call() -> None:
+        tasks = {task.call: task for task in (caller.begin() for _ in range(2 * partitions))}
+        rows = spark.createDataFrame(
+            [(task.call, json.dumps(asdict(task))) for task in tasks.values()], "call string, body string"
+        )
+        replies = call_service(
+            rows.repartition(partitions), limited.name, input="body", group=lit("frame"), timeout=CALL_SECONDS
+        )
+        for row in replies.collect():
+            if row.reply_code == 200:
+                caller.end(tasks[row.call], Result(**json.loads(row.reply)))
+            else:
+                caller.fail(tasks[row.call], RequestError(f"{row.reply_code} {row.reply_error}"))
+
+    caller.run_threads(1, call)
+    spark.stop()
+
+
 KINDS: dict[str, Callable[[Caller], None]] = {
     "threads": call_in_threads,
     "asyncio": call_in_tasks,
@@ -388,6 +435,9 @@ KINDS: dict[str, Callable[[Caller], None]] = {
     "legacy": call_by_hand,
     "titanic": submit,
     "waiting": submit_and_wait,
+    "limited": call_limited,
+    "limited-titanic": partial(submit, service=limited),
+    "limited-frames": call_from_frames,
 }
 SOAKED = ("threads", "asyncio", "http", "legacy", "titanic")
 """The kinds that a soak has."""

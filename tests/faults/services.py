@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from zmdp import Services
+from zmdp import Limit, Services
 from zmdp.workers import ServiceError
 
 from .ledger import Ledger
 
 services = Services()
 MAX_PAUSE_MS = 50
+LIMIT = Limit(concurrency=8, rate="500/min", burst=20)
 
 
 @dataclass
@@ -49,8 +50,8 @@ def _ledger() -> Ledger:
 
 
 def _begin(task: Task) -> str:
-    """Write an execution down, and return its mark."""
-    mark = secrets.token_hex(6)
+    """Write an execution down, and return its mark, which begins with the process."""
+    mark = f"{os.getpid()}.{secrets.token_hex(6)}"
     _ledger().write("executed", task.call, mark)
     return mark
 
@@ -84,3 +85,16 @@ async def parts(task: Task) -> AsyncIterator[Result]:
     for part in range(task.parts):
         await asyncio.sleep(0.005)
         yield _marked(task, mark, part)
+
+
+@services.service("faults.limited", limit=LIMIT)
+async def limited(task: Task) -> Result:
+    """Take 0.6 s, and write down when that is over."""
+    mark = _begin(task)
+    try:
+        await asyncio.sleep(0.6)
+    finally:
+        _ledger().write("finished", task.call, mark)
+    if task.fails:
+        raise ServiceError(422, f"{task.number} fails, as it should", mark.encode())
+    return _marked(task, mark)

@@ -342,10 +342,10 @@ def test_mmi_does_not_import_the_broker_when_it_runs():
 
 def test_mmi_limit_shows_and_sets_the_limits_of_a_service(broker):
     feed(broker, ready(b"v", b"slow", limits={"service": {"concurrency": 3}}))
-    shown = {"service": "slow", "limits": {"service": {"concurrency": 3}}, "by_operator": False}
+    shown = {"service": "slow", "limits": {"service": {"concurrency": 3}}, "by_operator": False, "groups": []}
     assert ask(broker, b"mmi.limit", b"slow") == shown
     wanted = {"service": {"rate": "5/s"}, "group": {"concurrency": 1}}
-    set_to = {"service": "slow", "limits": wanted, "by_operator": True}
+    set_to = {"service": "slow", "limits": wanted, "by_operator": True, "groups": []}
     assert ask(broker, b"mmi.limit", b"slow", json.dumps(wanted).encode()) == set_to
     assert ask(broker, b"mmi.describe", b"slow")["limits"] == wanted
     assert ask(broker, b"mmi.limit", b"slow", b"{}") == shown
@@ -369,6 +369,16 @@ def test_what_a_limit_holds_back_is_counted(broker):
     (row,) = [row for row in ask(broker, b"mmi.metrics", b"")["services"] if row["name"] == "slow"]
     assert (row["queued"], row["held_back"], row["throttled"]) == (2, 2, 2)
     assert row["limits"] == {"service": {"concurrency": 1}}
+
+
+def test_the_groups_with_the_most_waiting_requests_are_told(broker, monkeypatch):
+    monkeypatch.setattr("zmdp.mmi.answers.GROUP_ROWS", 2)
+    feed(broker, ready(b"v", b"slow", credit=9, limits={"service": {"concurrency": 1}}))
+    for number, group in enumerate("abbccc", start=1):
+        feed(broker, request(number, service=b"slow", group=group))
+    assert ask(broker, b"mmi.limit", b"slow")["groups"] == [
+        {"group": "c", "waiting": 3, "running": 0}, {"group": "b", "waiting": 2, "running": 0},
+    ]  # fmt: skip
 
 
 def test_groups_and_limits_with_another_broker():

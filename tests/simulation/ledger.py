@@ -184,6 +184,8 @@ class Ledger:
         self.expected: list[Said] = []
         self.touched: set[bytes] = set()
         """Services in which something has happened in this turn, so that the broker still knows them."""
+        self.starting: Counter[bytes] = Counter()
+        """How many requests were accepted in this turn that start at its end, by service with limits."""
         self.issued: set[int] = set()
         """All addresses that were ever given out."""
         self.given_up: dict[Peer, float] = {}
@@ -347,12 +349,19 @@ class Ledger:
         waiting = len(self._waiting(service)) - self.capacity(service)
         if service in self.throttles:
             waiting = len(self._waiting(service))
-            groups = {each.options.group for each in self._waiting(service)}
-            held_back = self.offered(service) and self.opens(ticket) > now
+            group = ticket.options.group
+            before = [each for each in self._waiting(service) if each.options.group == group]
+            if not waiting:
+                self.starting[service] = 0
+            ahead = self.starting[service]
+            opens = self.throttles[service].opens(group, self.seats_of(service), now, ahead, min(ahead, len(before)))
+            held_back = self.offered(service) and opens > now
             if held_back and not ticket.options.wait:
                 return Drop.LIMITED
-            if self.capacity(service) and not held_back and ticket.options.group not in groups:
-                return None
+            if self.capacity(service) > ahead and not held_back:
+                self.starting[service] += 1
+                if not before:
+                    return None
         elif waiting < 0:
             return None
         if not ticket.options.wait and not self.offered(service):

@@ -261,6 +261,7 @@ class Referee:
             self._compare(said)
             self._books()
         ledger.touched.clear()
+        ledger.starting.clear()
         ledger.unordered.clear()
         self._busy = False
 

@@ -22,13 +22,17 @@ class Throttle:
     def start(self, group: str, now: float) -> None:
         self._starts.append((now, group))
 
-    def opens(self, group: str, seats: Iterable[Seat]) -> float:
-        """Return when a request of `group` may start; inf if one of those that `seats` hold must end first."""
+    def opens(self, group: str, seats: Iterable[Seat], now: float = 0.0, ahead: int = 0, own_ahead: int = 0) -> float:
+        """Return when a request of `group` may start; inf if one of those that `seats` hold must end first.
+
+        So many others start before it now, of all groups and of its own.
+        """
         running = [held.ticket.options.group for seat in seats for held in seat.held.values()]
-        own = [at for at, other in self._starts if other == group]
+        starts = [at for at, _ in self._starts] + [now] * ahead
+        own = [at for at, other in self._starts if other == group] + [now] * own_ahead
         return max(
-            _opens(self.limits.service, len(running), [at for at, _ in self._starts]),
-            _opens(self.limits.group, running.count(group), own),
+            _opens(self.limits.service, len(running) + ahead, starts),
+            _opens(self.limits.group, running.count(group) + own_ahead, own),
         )
 
 

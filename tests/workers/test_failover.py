@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import signal
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -10,6 +12,7 @@ from support.loops import serving
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 from support.processes import broker as broker_process
 
+from zmdp import Limit
 from zmdp.clients import Client
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
@@ -179,3 +182,35 @@ def test_a_worker_without_any_broker_says_so_once_and_waits(brokers, logged):
         with at(second), client(second) as far:
             assert far.request("echo", b"1") == [b"1"]
             assert len(logged("waiting")) == 1
+
+
+def test_workers_that_prefer_one_broker_of_a_pair_hold_one_limit(brokers):
+    counts, lock = {"running": 0, "most": 0}, threading.Lock()
+
+    def handle(request):
+        with lock:
+            counts["running"] += 1
+            counts["most"] = max(counts.values())
+        time.sleep(0.01)  # the work
+        with lock:
+            counts["running"] -= 1
+        return request
+
+    def answered(*clients):
+        futures = [client.submit("echo", b"x") for _ in range(10) for client in clients]
+        return [future.result(TIMEOUT_SECONDS) for future in futures]
+
+    a, b = brokers
+    with (
+        broker_process(*QUICK, "--name", "b", "--peer", a, bind=b),
+        broker_process(*QUICK, "--name", "a", "--peer", b, bind=a) as (first, _),
+        Worker("echo", handle, broker=[a, b], concurrency=4, limit=Limit(concurrency=1), **BEATS),
+        Worker("echo", handle, broker=[a, b], concurrency=4, limit=Limit(concurrency=1), **BEATS),
+        Client(a, timeout=TIMEOUT_SECONDS) as at_a,
+        Client(b, timeout=TIMEOUT_SECONDS) as at_b,
+    ):
+        eventually(lambda: at_a.available("echo") and at_b.available("echo"))
+        assert len(answered(at_a, at_b)) == 20
+        first.end(signal.SIGKILL)
+        assert len(answered(at_b)) == 10
+    assert counts["most"] == 1

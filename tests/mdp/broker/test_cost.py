@@ -68,8 +68,8 @@ def request(client, service=b"echo"):
     return [client, b"MDPC02", b"\x01", service, b"x"]
 
 
-def ready_x1(worker, credit=1):
-    return x1.ready(worker, credit=credit)
+def ready_x1(worker, credit=1, **options):
+    return x1.ready(worker, credit=credit, **options)
 
 
 def numbered(number, client=b"c", service=b"echo", **settings):
@@ -123,6 +123,19 @@ CROWDS = {
     "numbered requests of one client that run": lambda many: (
         [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(n))] + [ready(b"w")]
     ),
+    "requests that the limit of their service holds back": lambda many: (
+        [ready_x1(b"w", 10_000, limits={"service": {"concurrency": 1}})]
+        + [numbered(n, group=f"g{n % 5}") for n in range(many)]
+    ),
+    "groups that the limit of their service holds back": lambda many: (
+        [ready_x1(b"w", 10_000, limits={"service": {"rate": "1/h"}})]
+        + [numbered(n, group=f"g{n}") for n in range(many)]
+    ),
+    "groups that their own limits hold back": lambda many: (
+        [ready_x1(b"w", 10_000, limits={"group": {"concurrency": 1}})]
+        + [numbered(2 * n + again, group=f"g{n}") for n in range(many) for again in (0, 1)]
+    ),
+    "groups that take turns": lambda many: [numbered(n, group=f"g{n}") for n in range(many)] + [ready(b"w")],
 }  # fmt: skip
 
 

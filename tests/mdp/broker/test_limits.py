@@ -4,7 +4,7 @@ import random
 
 import pytest
 from support import turns
-from support.x1_messages import cancel, feed, final, heartbeat, ready, release, request, told
+from support.x1_messages import cancel, feed, final, heartbeat, ready, release, request, together, told
 
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.groups import QUEUED
@@ -139,6 +139,23 @@ def test_a_request_that_must_not_wait_is_refused_and_told_when_to_try_again(limi
     assert refused[1:4] == ("ERROR", 2, 429)
     assert b"the service is limited (" in refused[4]
     assert list(refused[5:]) == seconds
+
+
+@pytest.mark.parametrize("limit", [{"rate": "1/s", "burst": 2}, {"concurrency": 2}])
+@pytest.mark.parametrize("kind", ["service", "group"])
+def test_those_that_arrive_together_are_refused_beyond_the_limit(kind, limit):
+    broker = limited(**{kind: limit})
+    sent = feed(broker, together(*[request(number, wait=False, group="a") for number in range(1, 5)]))
+    assert starts(sent) == [1, 2]
+    assert [each[2:4] for each in sent if each[1] == "ERROR"] == [(3, 429), (4, 429)]
+    assert broker.directory.services[b"echo"].metrics.throttled == 2
+    assert starts(ask(broker, 5, wait=False)) == ([] if kind == "service" else [3])
+
+
+def test_a_request_that_was_cancelled_at_once_holds_nobody_back():
+    broker = limited({"concurrency": 1})
+    feed(broker, together(request(1), cancel(1)))
+    assert starts(ask(broker, 2, wait=False)) == [1]
 
 
 def test_a_request_that_may_start_need_not_wait():

@@ -173,6 +173,26 @@ def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     assert [len(work(sent[name])) for name in "bcd"] == [1, 3, 2]
 
 
+def test_what_is_passed_on_waits_for_the_limits_of_the_broker_with_the_workers():  # C48
+    mesh = pair()
+    limits = {"service": {"concurrency": 2}, "group": {"concurrency": 1}}
+    mesh.receive("b", leave(), ready(b"v", credit=9, limits=limits))
+    mesh.wait()
+    held = []
+    for number, group in enumerate(["x", "x", "y", "x"], start=1):
+        held += work(mesh.receive("a", request(number, group=group))["b"], b"v")
+    assert held == [1001, 1002]  # of x and y
+    assert mesh.ask("b", b"mmi.limit", b"echo")["groups"] == [
+        {"group": "x", "waiting": 2, "running": 1}, {"group": "y", "waiting": 0, "running": 1},
+    ]  # fmt: skip
+    (refused,) = mesh.receive("a", request(5, group="z", wait=False))["a"]
+    assert refused[1:4] == ("ERROR", 5, 429)
+    assert work(mesh.receive("b", final(1001, b"v"))["b"], b"v") == [1003]
+    mesh.receive("b", leave(b"v"))
+    assert mesh["b"].registry.queued == 0
+    assert mesh["a"].registry.queued  # what waited there waits here again
+
+
 # ── the end of links and workers ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -1141,7 +1161,8 @@ def test_a_request_that_was_passed_on_is_listed_at_both_brokers():
     mesh = done_at_b()
     (here,), (there,) = (mesh.ask(name, b"mmi.requests")["requests"] for name in ("a", "b"))
     assert without(here, "client") == {
-        "id": "1", "request_id": "mine", "service": "echo", "role": "", "protocol": "X1", "attempts": 1, "bytes": 1,
+        "id": "1", "request_id": "mine", "service": "echo", "group": "", "role": "", "protocol": "X1", "attempts": 1,
+        "bytes": 1,
         "state": "running", "age_seconds": 0.0, "state_seconds": 0.0, "worker": None, "broker": "b",
         "ttl_seconds": None,
     }  # fmt: skip
@@ -1182,7 +1203,8 @@ def test_a_tail_and_the_log_tell_of_requests_that_were_passed_on(caplog):
     mesh.receive("b", final(address))
     (row,) = mesh.ask("a", b"mmi.tail", json.dumps({"tail": tail}).encode())["requests"]
     assert without(row, "client") == {
-        "id": "1", "request_id": "mine", "service": "echo", "role": "", "protocol": "X1", "attempts": 1, "bytes": 1,
+        "id": "1", "request_id": "mine", "service": "echo", "group": "", "role": "", "protocol": "X1", "attempts": 1,
+        "bytes": 1,
         "outcome": "ok", "queue_seconds": 0.0, "worker_seconds": 2.0, "worker": None, "ago_seconds": 0.0,
     }  # fmt: skip
     (line,) = [record for record in caplog.records if record.message.startswith("slow")]

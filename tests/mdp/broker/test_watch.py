@@ -77,16 +77,16 @@ def world():
 
 def test_requests_that_run_and_that_wait_are_listed(world):
     world.after(0, ready(), request(1, body=b"body", options=NAMED))
-    world.after(1, request(2, client=b"d", body=b"12345", ttl=5000))
+    world.after(1, request(2, client=b"d", body=b"12345", ttl=5000, group="g"))
     world.after(2, old(service=b"none"))
     running, waiting, unserved = world.requests()
     assert running == {
-        "id": f"{FIRST}", "request_id": "order?7?", "service": "echo", "state": "running", "age_seconds": 3.0,
-        "state_seconds": 3.0, "role": "", "client": running["client"], "protocol": "X1", "worker": 1, "broker": None,
-        "attempts": 1, "ttl_seconds": None, "bytes": 4,
+        "id": f"{FIRST}", "request_id": "order?7?", "service": "echo", "group": "", "state": "running",
+        "age_seconds": 3.0, "state_seconds": 3.0, "role": "", "client": running["client"], "protocol": "X1",
+        "worker": 1, "broker": None, "attempts": 1, "ttl_seconds": None, "bytes": 4,
     }  # fmt: skip
     assert waiting == {
-        "id": f"{FIRST}-1", "request_id": None, "service": "echo", "state": "waiting", "age_seconds": 2.0,
+        "id": f"{FIRST}-1", "request_id": None, "service": "echo", "group": "g", "state": "waiting", "age_seconds": 2.0,
         "state_seconds": 2.0, "role": "", "client": waiting["client"], "protocol": "X1", "worker": None,
         "broker": None, "attempts": 0, "ttl_seconds": 3.0, "bytes": 5,
     }  # fmt: skip
@@ -257,19 +257,19 @@ def test_a_tail_tells_what_has_ended_since_it_was_asked_last(world):
     assert (told["tail"], told["left_out"]) == (begun["tail"], 0)
     answered, failed, refused = told["requests"]
     assert answered == {
-        "id": f"{FIRST + 1}", "request_id": "order?7?", "service": "echo", "role": "", "client": answered["client"],
-        "protocol": "X1", "attempts": 1, "bytes": 4, "outcome": "ok", "queue_seconds": 0.0, "worker_seconds": 0.75,
-        "worker": 1, "ago_seconds": 2.125,
+        "id": f"{FIRST + 1}", "request_id": "order?7?", "service": "echo", "group": "", "role": "",
+        "client": answered["client"], "protocol": "X1", "attempts": 1, "bytes": 4, "outcome": "ok",
+        "queue_seconds": 0.0, "worker_seconds": 0.75, "worker": 1, "ago_seconds": 2.125,
     }  # fmt: skip
     assert failed == {
-        "id": f"{FIRST + 2}", "request_id": None, "service": "echo", "role": "", "client": failed["client"],
-        "protocol": "0.2", "attempts": 1, "bytes": 3, "outcome": "500", "queue_seconds": 0.25, "worker_seconds": 2.0,
-        "worker": 1, "ago_seconds": 0.125,
+        "id": f"{FIRST + 2}", "request_id": None, "service": "echo", "group": "", "role": "",
+        "client": failed["client"], "protocol": "0.2", "attempts": 1, "bytes": 3, "outcome": "500",
+        "queue_seconds": 0.25, "worker_seconds": 2.0, "worker": 1, "ago_seconds": 0.125,
     }  # fmt: skip
     assert refused == {
-        "id": f"{FIRST}-1", "request_id": None, "service": "none", "role": "", "client": answered["client"],
-        "protocol": "X1", "attempts": 0, "bytes": 4, "outcome": "404", "queue_seconds": 0.0, "worker_seconds": None,
-        "worker": None, "ago_seconds": 0.0,
+        "id": f"{FIRST}-1", "request_id": None, "service": "none", "group": "", "role": "",
+        "client": answered["client"], "protocol": "X1", "attempts": 0, "bytes": 4, "outcome": "404",
+        "queue_seconds": 0.0, "worker_seconds": None, "worker": None, "ago_seconds": 0.0,
     }  # fmt: skip
     assert world.tail(tail=begun["tail"])["requests"] == []
 

@@ -38,7 +38,9 @@ def test_arguments_of_a_call(asked, message):
         call_service(None, **{"service": "up", "input": "text", "broker": "tcp://127.0.0.1:5555", **asked})
 
 
-@pytest.mark.parametrize(("asked", "message"), [*COMMON, ({"name": "call me"}, "is not a valid function name")])
+@pytest.mark.parametrize(
+    ("asked", "message"), [*COMMON, ({"name": "call me"}, "is not a valid function name"), ({"group": "a\nb"}, "group")]
+)
 def test_arguments_of_a_function(asked, message):
     with pytest.raises(SettingError, match=message):
         register_function(None, **asked)

@@ -296,6 +296,15 @@ def test_invalid_types_in_the_query(sql):
         sql("SELECT call_service('up', 5) AS r").collect()
 
 
+def test_the_group_of_a_function(spark, sql, endpoint):
+    register_function(spark, "in_group", broker=endpoint, timeout=SPARK_TIMEOUT_SECONDS, group="tenant-7")
+    with working(endpoint, lambda request: request.options.get("group", "none").encode()):
+        (row,) = sql("SELECT in_group('up', 'x').reply AS a, call_service('up', 'x').reply AS b").collect()
+        assert tuple(row) == ("tenant-7", "none")
+    with pytest.raises(PythonException, match="a key cannot be combined with a group"):
+        sql("SELECT in_group('up', text, text) FROM texts").collect()
+
+
 def test_a_broker_that_requires_keys(spark, tmp_path):
     folder = Folder(tmp_path)
     keys = folder.settings("shop")
