@@ -71,7 +71,6 @@ def endpoint(tmp_path_factory):
         broker() as (_, at),
         process("titanic", "serve", "--broker", at, cwd=folder),
         process("mdworker", "zmdp.workers.echo:worker", "--broker", at),
-        Worker("count", lambda request: b"%d" % len(request), broker=at),
         Worker("images.resize", lambda job: {"width": job["width"], "height": 60}, broker=at, codec="json"),
     ):
         with ExitStack() as stack:
@@ -79,7 +78,7 @@ def endpoint(tmp_path_factory):
                 file = folder / program.split()[1]
                 file.write_text(re.sub(r"Worker\(", f'Worker(broker="{at}", service=', program))
                 stack.enter_context(process(sys.executable, str(file)))
-            await_services(at, "echo", "count", "words", "table", "images.resize", *TITANIC)
+            await_services(at, "echo", "words", "table", "images.resize", *TITANIC)
             with offered(images, at):
                 yield at
 
