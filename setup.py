@@ -40,7 +40,7 @@ def machines() -> list[str]:
         "mdp/transport": ["failover"],
         "clients": ["broker_connection", "call", "connection", "dialog", "session", "x1"],
         "workers": ["aio_connection", "connection", "credit", "heartbeats", "held", "outgoing", "session", "threaded"],
-        "workers/freelance": ["aio", "session", "threads"],
+        "interop/freelance/worker": ["aio", "session", "threads"],
     }
     return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]
 

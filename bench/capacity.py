@@ -24,7 +24,8 @@ from processes import cpu_seconds, memory
 from turns import Case, compare
 
 from zmdp.clients import AsyncClient
-from zmdp.titanic import AsyncTitanic, schema
+from zmdp.titanic import AsyncTitanic
+from zmdp.titanic.db import schema
 
 sys.path.insert(0, str(processes.BENCH.parent / "tests"))
 

@@ -1,6 +1,6 @@
 """Call services: `Client` and `AsyncClient`, what they return and what they raise.
 
-`zmdp.clients.freelance` has clients that need no broker.
+`zmdp.interop.freelance.client` has clients that need no broker.
 """
 
 from ..mdp.errors import (

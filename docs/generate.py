@@ -14,14 +14,14 @@ from typing import Any
 import click
 
 from zmdp.cli import cli as zmdp
-from zmdp.clients.cli.main import cli as mdclient
-from zmdp.clients.gateways.cli import cli as mdp_gateway
+from zmdp.clients.command.main import cli as mdclient
 from zmdp.dev.cli import cli as dev
+from zmdp.gateways.cli import cli as mdp_gateway
 from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.cli.keys import cli as mdp_keys
 from zmdp.spark.cli import cli as mdp_spark
-from zmdp.titanic.cli.main import cli as titanic
+from zmdp.titanic.operator.command.main import cli as titanic
 from zmdp.workers.cli.main import cli as mdworker
 
 ROOT = Path(__file__).parents[1]

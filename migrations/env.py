@@ -5,8 +5,8 @@ import os
 from alembic import context
 from sqlalchemy.engine import Connection
 
-from zmdp.titanic import schema
-from zmdp.titanic.store.models import VERSION_TABLE, Base
+from zmdp.titanic.db import schema
+from zmdp.titanic.db.store.models import VERSION_TABLE, Base
 
 
 def migrate(connection: Connection) -> None:

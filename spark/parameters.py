@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from ..clients import bodies
+from ..clients.console import bodies
 from ..mdp.cli.console import Decorator
 
 SPARK_GRACE_SECONDS: Final = 1.75

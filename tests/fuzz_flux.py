@@ -3,8 +3,17 @@
 import struct
 from random import Random
 
-from zmdp.clients.gateways.flux import framing, messages
-from zmdp.clients.gateways.flux.messages import CMB1, RFC3, Control, Event, FluxRequest, Invalid, Keepalive, Response
+from zmdp.interop.flux.wire import framing, messages
+from zmdp.interop.flux.wire.messages import (
+    CMB1,
+    RFC3,
+    Control,
+    Event,
+    FluxRequest,
+    Invalid,
+    Keepalive,
+    Response,
+)
 
 INTERESTING = [0, 1, 2, 5, 38, 61, 254, 255, 256, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF]
 TOPICS = ["echo.say", "echo.say", "attr.get", "x", ".", "a..b", "größe.x", "a b", "x" * 254, "x" * 255, "x" * 1024]

@@ -10,7 +10,7 @@ from imports import SOURCES, below, graph, imports, package_of
 
 import zmdp
 
-TITANIC = {"titanic", "titanic.frames", "titanic.schedules", "titanic.submission", "titanic.uuids"}
+TITANIC = {"titanic", "titanic.api"}
 
 
 def test_the_modules_are_found():
@@ -66,11 +66,11 @@ def test_importing_the_package_loads_no_subpackage():
     assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.pure"}
 
 
-@pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli.main"])
+@pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.command.main"])
 def test_importing_a_client_loads_no_workers_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "clients" in packages
-    assert not packages & ({"workers", "titanic.store", "mdp.broker", "mmi", "spark"} | TITANIC)
+    assert not packages & ({"workers", "titanic.db", "mdp.broker", "mmi", "spark"} | TITANIC)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_what_some_users_lack_is_not_imported(statement):
 def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages
-    assert not packages & ({"clients", "titanic.store", "mdp.broker", "mmi", "spark"} | TITANIC)
+    assert not packages & ({"clients", "titanic.db", "mdp.broker", "mmi", "spark"} | TITANIC)
 
 
 def test_callers_of_titanic_do_not_load_its_database():
     loaded = loaded_by("from zmdp import Titanic, AsyncTitanic")
-    assert "zmdp.titanic.client" in loaded
+    assert "zmdp.titanic.api.client" in loaded
     assert not [name for name in loaded if name.split(".")[0] in {"sqlalchemy", "alembic"}]
 
 

@@ -4,11 +4,11 @@ from inspect import signature
 
 import pytest
 
-from zmdp.clients.freelance.session import FreelanceSession
-from zmdp.clients.gateways.flux.session import FluxSession
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
-from zmdp.workers.freelance.session import FreelanceServerSession
+from zmdp.interop.flux.session import FluxSession
+from zmdp.interop.freelance.client.session import FreelanceSession
+from zmdp.interop.freelance.worker.session import FreelanceServerSession
 from zmdp.workers.session import WorkerSession
 
 CONTRACT = {

@@ -1,6 +1,6 @@
 """Offer services: `Worker` and `AsyncWorker`; the `Request` that a handler gets, and what it raises.
 
-`zmdp.workers.freelance` has servers that need no broker.
+`zmdp.interop.freelance.worker` has servers that need no broker.
 """
 
 from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError

@@ -33,7 +33,7 @@ from ..errors import BindError, SettingError
 from ..extras import WEB_PACKAGES, install_command
 from ..transport.tcp import is_loopback, listen, shown_address
 
-MODULE: Final = "zmdp.clients.dashboard"
+MODULE: Final = "zmdp.dashboard"
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
 _FOLDER_PREFIX: Final = "zmdp-web-"

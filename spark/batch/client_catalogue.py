@@ -7,8 +7,9 @@ from textwrap import indent
 
 import click
 
-from ...clients import Client, bodies
-from ...titanic.cli.parameters import client_options
+from ...clients import Client
+from ...clients.console import bodies
+from ...titanic.operator.command.parameters import client_options
 from .. import control
 
 

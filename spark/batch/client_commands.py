@@ -16,15 +16,16 @@ from uuid import UUID
 import click
 import msgspec
 
-from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
-from ...clients.asking import BROKER
+from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound
+from ...clients.console import bodies
+from ...clients.console.asking import BROKER
 from ...mdp.cli.console import Group, key_options, options, printable
 from ...mdp.errors import RequestError, SettingError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
-from ...titanic.cli.parameters import DURATION, UUID_TYPE, client_options
-from ...titanic.client import Ticket, Titanic
-from ...titanic.submission import parse_uuid
+from ...titanic.api.client import Ticket, Titanic
+from ...titanic.api.options import parse_uuid
+from ...titanic.operator.command.parameters import DURATION, UUID_TYPE, client_options
 from .. import control
 from ..client.events import progress_line, showing
 from ..client.requests import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames

@@ -13,10 +13,11 @@ from typing import IO, Any
 
 import click
 
-from ...clients import Client, ServiceNotFound, bodies
+from ...clients import Client, ServiceNotFound
+from ...clients.console import bodies
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError
-from ...titanic.cli.parameters import client_options
+from ...titanic.operator.command.parameters import client_options
 from .. import control
 from ..client.requests import copy_rows
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import click
 
-from ...clients.asking import BROKER
-from ...clients.bodies import pairs
+from ...clients.console.asking import BROKER
+from ...clients.console.bodies import pairs
 from ...mdp.cli.console import (
     EXIT_FAILED,
     Number,
@@ -29,7 +29,7 @@ from ...mdp.control import name_or_default
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
-from ...titanic.cli.parameters import DURATION
+from ...titanic.operator.command.parameters import DURATION
 from ..parameters import CONF, MASTER, PREFIX, PY_FILES, SPARK_GRACE_SECONDS, name_option
 from ..session import (
     check_installed,

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
-from ...titanic.arrow.reading import Requests, select_requests
+from ...titanic.contrib.arrow.reading import Requests, select_requests
 from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection
 from .options import database_option, int_option, known_options

@@ -7,9 +7,9 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...mdp.errors import SettingError
-from ...titanic.arrow.connection import check_database, open_database
-from ...titanic.arrow.reading import split_range
-from ...titanic.offsets import NUMBERS, SafeOffset
+from ...titanic.contrib.arrow.connection import check_database, open_database
+from ...titanic.contrib.arrow.reading import split_range
+from ...titanic.db.offsets import NUMBERS, SafeOffset
 from .options import int_option, known_options
 from .reader import READ_OPTIONS, Span, SpanReader
 

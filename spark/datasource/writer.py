@@ -1,7 +1,7 @@
 """Write rows as requests exactly once: tasks stage them, and the driver commits the task attempts that Spark accepted.
 
 Spark may retry a task, run it twice, or repeat a streaming micro-batch after a restart; in the end it tells the driver
-which attempts count.  `titanic/arrow/writing.py` does what Spark asks for.
+which attempts count.  `titanic/contrib/arrow/writing.py` does what Spark asks for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import Row, StructType
 
 from ...mdp.errors import SettingError
-from ...titanic.arrow.rows import ROW_OPTIONS, plan_rows
-from ...titanic.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
-from ...titanic.quota import DEFAULT_MAX_PER_SERVICE
-from ...titanic.store import staging
+from ...titanic.contrib.arrow.rows import ROW_OPTIONS, plan_rows
+from ...titanic.contrib.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
+from ...titanic.db.store import staging
+from ...titanic.server.quota import DEFAULT_MAX_PER_SERVICE
 from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection
 from .options import database_option, int_option, known_options

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from ...clients import bodies
-from ...clients.asking import BROKER
+from ...clients.console import bodies
+from ...clients.console.asking import BROKER
 from ...mdp.cli.console import (
     EXIT_FAILED,
     BrokerEndpoint,
@@ -30,7 +30,7 @@ from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
 from ...mdp.keys import ClientKeys, load_keys
 from ...mdp.transport.brokers import split_brokers
-from ...titanic.cli.parameters import DURATION
+from ...titanic.operator.command.parameters import DURATION
 from ...workers import AsyncWorker
 from ..parameters import CONF, MASTER, PY_FILES, SPARK_GRACE_SECONDS, name_option
 from ..session import silence_py4j

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ...clients import AsyncClient
 from ...clients.rows import Caller, RowSettings
 from ...mdp.keys import ClientKeys
-from ...titanic.keyed import KeyedRows
+from ...titanic.api.keyed import KeyedRows
 
 
 @dataclass(frozen=True, kw_only=True)

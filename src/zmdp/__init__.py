@@ -23,8 +23,9 @@ A service and its caller:
 
 Replies, requests, tickets and the like are in `zmdp.clients`, `zmdp.workers` and `zmdp.titanic`, all exceptions in
 `zmdp.mdp.errors`, a broker for tests in `zmdp.testing`, clients and servers without a broker in
-`zmdp.clients.freelance` and `zmdp.workers.freelance`, and everything that needs PySpark in `zmdp.spark`.  The command
-`zmdp` has all the others: `mdp-broker`, `mdclient`, `mdworker`, `titanic`, `mdp-gateway`, `mdp-spark`, `mdp-keys`.
+`zmdp.interop.freelance.client` and `zmdp.interop.freelance.worker`, and everything that needs PySpark in
+`zmdp.spark`.  The command `zmdp` has all the others: `mdp-broker`, `mdclient`, `mdworker`, `titanic`, `mdp-gateway`,
+`mdp-spark`, `mdp-keys`.
 """
 
 from importlib import import_module

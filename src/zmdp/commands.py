@@ -10,9 +10,9 @@ PROGRAMS: Final = {
     "dev": "zmdp.dev.cli",
     "broker": "zmdp.mdp.cli.broker",
     "worker": "zmdp.workers.cli.main",
-    "client": "zmdp.clients.cli.main",
-    "titanic": "zmdp.titanic.cli.main",
-    "gateway": "zmdp.clients.gateways.cli",
+    "client": "zmdp.clients.command.main",
+    "titanic": "zmdp.titanic.operator.command.main",
+    "gateway": "zmdp.gateways.cli",
     "spark": "zmdp.spark.cli",
     "keys": "zmdp.mdp.cli.keys",
 }

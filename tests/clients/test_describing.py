@@ -13,7 +13,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp import AsyncClient, Client, Service, Services, Worker
 from zmdp.clients import CodecError, ServiceNotFound, SettingError
-from zmdp.clients.cli.main import cli
+from zmdp.clients.command.main import cli
 from zmdp.clients.describing import MAX_BROKERS, Inquiry
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.services import About, Description

@@ -17,7 +17,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.x1_broker import X1Router
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 

@@ -7,10 +7,10 @@ import zmq
 from support.freelance import Caller, agent, plain_server
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually, free_endpoint
 
-from zmdp.clients.freelance import FreelanceClient
+from zmdp.interop.freelance.client import FreelanceClient
+from zmdp.interop.freelance.worker import FreelanceWorker
+from zmdp.interop.freelance.worker import connection as module
 from zmdp.mdp.limits import Limits
-from zmdp.workers.freelance import FreelanceWorker
-from zmdp.workers.freelance import connection as module
 
 MARK = b"the end"
 

@@ -24,7 +24,7 @@ NAMES = {
     select: ["POLLIN", "poll"],
     signal: ["SIGHUP", "SIGUSR1"],
 }
-COMMANDS = {"mdclient": "zmdp.clients.cli.main", "mdworker": "zmdp.workers.cli.main"}
+COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.cli.main"}
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -73,7 +73,7 @@ def do_without() -> None:
 
 def call_without_a_broker(endpoint: str) -> None:
     """Call servers, in threads and in an event loop."""
-    from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+    from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
 
     worker = start("mdworker", "zmdp.workers.echo:worker", "--freelance", endpoint)
     with FreelanceClient([endpoint], timeout=60) as client:

@@ -45,8 +45,9 @@ def check_options(words):
     """Parse a command line as the command would."""
     (entry_point,) = entry_points(group="console_scripts", name=words[0])
     home = {
-        "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.cli.main", "mdclient": "zmdp.clients.cli.main",
-        "titanic": "zmdp.titanic.cli.main", "mdp-gateway": "zmdp.clients.gateways.cli",
+        "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.cli.main",
+        "mdclient": "zmdp.clients.command.main",
+        "titanic": "zmdp.titanic.operator.command.main", "mdp-gateway": "zmdp.gateways.cli",
     }[entry_point.name]  # fmt: skip
     command, arguments = resolve_name(f"{home}:cli"), list(words[1:])
     context = None

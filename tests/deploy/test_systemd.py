@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zmdp.mdp.broker.server import DEFAULT_DRAIN
-from zmdp.titanic.server import DEFAULT_DRAIN_SECONDS as TITANIC_DRAIN_SECONDS
+from zmdp.titanic.server.program import DEFAULT_DRAIN_SECONDS as TITANIC_DRAIN_SECONDS
 from zmdp.workers.cli.main import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
 from zmdp.workers.cli.main import cli as worker_command
 

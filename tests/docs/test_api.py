@@ -18,8 +18,8 @@ from zmdp.mdp.cli.console import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
-    "zmdp", "zmdp.clients", "zmdp.clients.freelance", "zmdp.mdp.services", "zmdp.testing", "zmdp.spark.client",
-    "zmdp.titanic", "zmdp.workers", "zmdp.workers.freelance", "zmdp.workers.services",
+    "zmdp", "zmdp.clients", "zmdp.interop.freelance.client", "zmdp.mdp.services", "zmdp.testing", "zmdp.spark.client",
+    "zmdp.titanic", "zmdp.workers", "zmdp.interop.freelance.worker", "zmdp.workers.services",
     "zmdp.workers.services.test_client",
 ]  # fmt: skip
 NEEDING_SPARK = ["zmdp.spark.pipeline"]

@@ -62,7 +62,7 @@ def test_the_project_of_the_page(tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_option():
-    from zmdp.titanic.django import _SUBMISSION
+    from zmdp.titanic.contrib.django import _SUBMISSION
 
     rows = re.findall(r"^\| (`.*?`) \|", PAGE, re.MULTILINE)
     assert sorted(re.findall("`(.*?)`", " ".join(rows))) == sorted(["database", "prefix", "owner", *_SUBMISSION])

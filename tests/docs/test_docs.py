@@ -25,7 +25,7 @@ from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
-from zmdp.titanic import schema
+from zmdp.titanic.db import schema
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS, broker, process
 
 FLUX = shutil.which("flux") or shutil.which("/opt/flux/bin/flux")
 PYTHON = "/usr/bin/python3"
-GATEWAY = (sys.executable, "-m", "zmdp.clients.gateways.cli", "flux")
+GATEWAY = (sys.executable, "-m", "zmdp.gateways.cli", "flux")
 PAGE = (Path(__file__).parents[2] / "docs" / "interoperability" / "flux.md").read_text()
 
 pytestmark = pytest.mark.skipif(FLUX is None, reason="flux-core is not installed")

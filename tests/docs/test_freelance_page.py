@@ -7,9 +7,9 @@ from pathlib import Path
 from support.pages import blocks
 from support.processes import free_endpoint, process, run
 
+from zmdp.interop.freelance.worker import freelance_worker
+from zmdp.interop.freelance.worker import session as freelance_session
 from zmdp.workers.echo import worker
-from zmdp.workers.freelance import freelance_worker
-from zmdp.workers.freelance import session as freelance_session
 
 PAGE = (Path(__file__).parents[2] / "docs" / "interoperability" / "freelance.md").read_text()
 NAMES = ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5557")

@@ -20,14 +20,14 @@ from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp import Services
-from zmdp.clients.gateways.http import access, cli
-from zmdp.clients.gateways.http.problems import SERVICE_ERROR
+from zmdp.gateways.http import access, cli
+from zmdp.gateways.http.problems import SERVICE_ERROR
 from zmdp.mdp.http.problems import KINDS, TYPE_BASE
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "gateways.md").read_text()
-GATEWAY = (sys.executable, "-m", "zmdp.clients.gateways.cli")
+GATEWAY = (sys.executable, "-m", "zmdp.gateways.cli")
 URL = "http://127.0.0.1:8080"
 SERVERS = {"mdp-broker", "mdworker"}
 

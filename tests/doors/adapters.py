@@ -22,7 +22,8 @@ from support.processes import TIMEOUT_SECONDS, free_endpoint
 from support.titanics import serving as serving_titanic
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
 from zmdp.mdp.errors import (
     BrokerUnreachable,
     ClosedError,
@@ -34,7 +35,6 @@ from zmdp.mdp.errors import (
 )
 from zmdp.titanic import Titanic
 from zmdp.workers import AsyncWorker, Worker
-from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
 
 SERVICE = "job"
 BEATS = {"heartbeat": 0.2, "liveness": 600}

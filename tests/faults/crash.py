@@ -27,9 +27,9 @@ from support.databases import wrong_counts
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import Client
-from zmdp.titanic import store
-from zmdp.titanic.schedules import occurrence_key, parse_schedule
-from zmdp.titanic.store.models import NOT_ENDED, StoredRequest, StoredSchedule
+from zmdp.titanic.api.schedules import occurrence_key, parse_schedule
+from zmdp.titanic.db import store
+from zmdp.titanic.db.store.models import NOT_ENDED, StoredRequest, StoredSchedule
 
 SERVICES: Final = (
     "titanic.request", "titanic.reply", "titanic.close", "faults.work", "faults.parts", "faults.quick",

@@ -14,8 +14,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from support.processes import BIN, TIMEOUT_SECONDS
 
-from zmdp.titanic import schema
-from zmdp.titanic.store.models import NOT_ENDED, StoredRequest
+from zmdp.titanic.db import schema
+from zmdp.titanic.db.store.models import NOT_ENDED, StoredRequest
 
 HERE: Final = Path(__file__).parents[1]
 NOBODY: Final = "nobody"

@@ -13,7 +13,7 @@ from support.access import Folder
 from support.freelance import Caller
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, process, run
 
-from zmdp.clients.freelance import FreelanceClient
+from zmdp.interop.freelance.client import FreelanceClient
 
 HERE = Path(__file__).parent
 ECHO = "zmdp.workers.echo:worker"

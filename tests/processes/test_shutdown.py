@@ -236,7 +236,7 @@ def test_titanic_ends_although_its_broker_does_not_answer(tmp_path, seconds, tol
 
 # ── gateways ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
+GATEWAY = ("python", "-m", "zmdp.gateways.cli")
 
 
 def request_over_http(url, service, path):

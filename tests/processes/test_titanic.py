@@ -20,8 +20,8 @@ from support.titanics import BEATS, LIMITS, row, state
 from zmdp.clients import Client
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
-from zmdp.titanic.cli import main as cli
-from zmdp.titanic.store.models import STATES
+from zmdp.titanic.db.store.models import STATES
+from zmdp.titanic.operator.command import main as cli
 from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")

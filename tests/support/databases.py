@@ -8,9 +8,10 @@ import pytest
 import sqlalchemy as sa
 from support.processes import eventually
 
-from zmdp.titanic import enqueue, schema, store
-from zmdp.titanic.frames import pack, unpack
-from zmdp.titanic.store import tables
+from zmdp.titanic import enqueue
+from zmdp.titanic.api.frames import pack, unpack
+from zmdp.titanic.db import schema, store
+from zmdp.titanic.db.store import tables
 
 COUNT_ROWS = """
     SELECT service, state, count(*), sum(attempts), sum(deaths) FROM titanic_requests GROUP BY service, state

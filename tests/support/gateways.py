@@ -12,11 +12,11 @@ import uvloop
 from support.loops import serving
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.clients.gateways.http.access import Access
-from zmdp.clients.gateways.http.gateway import Gateway
-from zmdp.clients.gateways.http.server import gateway_server
-from zmdp.clients.gateways.http.settings import Settings
-from zmdp.clients.gateways.upstream import Upstream
+from zmdp.gateways.http.access import Access
+from zmdp.gateways.http.gateway import Gateway
+from zmdp.gateways.http.server import gateway_server
+from zmdp.gateways.http.settings import Settings
+from zmdp.gateways.upstream import Upstream
 from zmdp.mdp.http.server import Server
 from zmdp.mdp.transport.tcp import listen
 from zmdp.workers import AsyncWorker, ServiceError

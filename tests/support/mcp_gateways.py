@@ -9,11 +9,11 @@ from typing import Any
 from mcp import Client
 
 from zmdp import ServiceError, Services, Tool
-from zmdp.clients.gateways.http.gateway import Gateway
-from zmdp.clients.gateways.http.settings import Settings
-from zmdp.clients.gateways.mcp.catalogue import Catalogue
-from zmdp.clients.gateways.mcp.server import McpServer
-from zmdp.clients.gateways.upstream import Upstream
+from zmdp.gateways.http.gateway import Gateway
+from zmdp.gateways.http.settings import Settings
+from zmdp.gateways.mcp.catalogue import Catalogue
+from zmdp.gateways.mcp.server import McpServer
+from zmdp.gateways.upstream import Upstream
 
 
 @dataclass

@@ -9,7 +9,7 @@ from mcp.client.session import ClientSession
 from pydantic import ConfigDict
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.clients.gateways.mcp.tasks import EXTENSION, TaskParams
+from zmdp.gateways.mcp.tasks import EXTENSION, TaskParams
 
 
 class TaskRequest(types.Request[TaskParams, str]):

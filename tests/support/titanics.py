@@ -20,14 +20,16 @@ from support.processes import TIMEOUT_SECONDS, eventually, process
 
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
-from zmdp.titanic import Ticket, admin, schema, store
-from zmdp.titanic.attempts import Means
-from zmdp.titanic.dispatcher import Dispatcher
-from zmdp.titanic.maintenance import Maintenance
-from zmdp.titanic.metrics import Metrics
-from zmdp.titanic.quota import Quota
-from zmdp.titanic.retries import Retention, RetryPolicy
-from zmdp.titanic.server import Server
+from zmdp.titanic import Ticket
+from zmdp.titanic.db import schema, store
+from zmdp.titanic.db.metrics import Metrics
+from zmdp.titanic.operator import admin
+from zmdp.titanic.server.attempts import Means
+from zmdp.titanic.server.dispatcher import Dispatcher
+from zmdp.titanic.server.outcomes import Retention, RetryPolicy
+from zmdp.titanic.server.program import Server
+from zmdp.titanic.server.quota import Quota
+from zmdp.titanic.server.upkeep import Maintenance
 
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 600}
 """For all peers of a test: long enough that a slow machine makes none seem dead."""

@@ -14,10 +14,11 @@ from support.processes import TIMEOUT_SECONDS
 from support.titanics import StoppedClock, running_bench, serving
 
 from zmdp.clients import Client
-from zmdp.titanic import Titanic, schema, store
-from zmdp.titanic.frames import pack
-from zmdp.titanic.store import tables as sql
-from zmdp.titanic.submission import Submission
+from zmdp.titanic import Titanic
+from zmdp.titanic.api.frames import pack
+from zmdp.titanic.api.options import Submission
+from zmdp.titanic.db import schema, store
+from zmdp.titanic.db.store import tables as sql
 
 NOW = 1_800_000_000.0
 

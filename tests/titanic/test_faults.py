@@ -13,9 +13,11 @@ from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench
 
 from zmdp.clients import Client, ServiceError, SettingError
 from zmdp.testing import running_broker
-from zmdp.titanic import Titanic, TitanicError, attempts, schema
-from zmdp.titanic.schema import SchemaError
-from zmdp.titanic.server import Server
+from zmdp.titanic import Titanic, TitanicError
+from zmdp.titanic.db import schema
+from zmdp.titanic.db.schema import SchemaError
+from zmdp.titanic.server import attempts
+from zmdp.titanic.server.program import Server
 from zmdp.workers import Worker
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

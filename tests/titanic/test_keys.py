@@ -13,7 +13,7 @@ from support.titanics import BEATS, LIMITS, serving
 from zmdp.clients import AsyncClient, Client, RequestRejected
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import AsyncTitanic, Titanic
-from zmdp.titanic.server import Server
+from zmdp.titanic.server.program import Server
 from zmdp.workers import Worker
 
 

@@ -8,8 +8,9 @@ from support.processes import eventually
 from support.titanics import answer, given, running_bench, serving, stored
 
 from zmdp.mdp.errors import RequestTimeout
-from zmdp.titanic import Titanic, callers
-from zmdp.titanic import server as server_module
+from zmdp.titanic import Titanic
+from zmdp.titanic.server import callers
+from zmdp.titanic.server import program as server_module
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For tests that do not depend on the database."""

@@ -8,11 +8,11 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, free_endpoint
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
 from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 from zmdp.workers.contexts import RequestContexts
-from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
 
 USER = ContextVar("user", default=b"nobody")
 

@@ -12,7 +12,9 @@ from zmdp.clients import (
     ServiceError,
     WorkerLost,
 )
-from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
+from zmdp.interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
+from zmdp.interop.freelance.worker.session import FreelanceServerSession
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import (
@@ -23,8 +25,6 @@ from zmdp.workers import (
     outgoing,
     session,
 )
-from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
-from zmdp.workers.freelance.session import FreelanceServerSession
 
 TOLD = "an error in zmdp itself, at the {}: TypeError('a bug')"
 

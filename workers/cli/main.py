@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 import click
 from click.core import ParameterSource
 
+from ...interop.freelance.worker import DEFAULT_SERVICE, freelance_worker
 from ...mdp import wire
 from ...mdp.access import load as load_access
 from ...mdp.cli.console import (
@@ -33,7 +34,6 @@ from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
 from ...mdp.services import BaseService
 from ..aio import DEFAULT_CONCURRENCY, AsyncWorker
-from ..freelance import DEFAULT_SERVICE, freelance_worker
 from ..mdworker import Worker
 from ..reload import check_installed
 from ..services import Services, ServicesWorker

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ...interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
 from ...mdp.cli import notify
 from ...mdp.cli.console import EXIT_FAILED
 from ...mdp.cli.shutdown import Shutdown
@@ -14,7 +15,6 @@ from ...mdp.errors import SettingError
 from ...mdp.logs import counted, enable_again, fields_of
 from ...mdp.services.schedule import shown
 from ..aio import AsyncWorker
-from ..freelance import AsyncFreelanceWorker, FreelanceWorker
 from ..mdworker import Worker
 from ..services import ServicesWorker
 from ..supervised import ProcessLimits, SupervisorLink

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from ..titanic.server import Server
+from ..titanic.server.program import Server
 
 
 @contextmanager

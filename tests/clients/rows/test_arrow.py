@@ -15,7 +15,7 @@ from zmdp.clients.rows import arrow as rows_module
 from zmdp.clients.rows.arrow import answer, checked_row, frames_of, map_rows, reply_columns
 from zmdp.mdp.errors import ServiceError
 from zmdp.titanic import Titanic
-from zmdp.titanic.keyed import KeyedRows
+from zmdp.titanic.api.keyed import KeyedRows
 from zmdp.workers import Worker
 
 

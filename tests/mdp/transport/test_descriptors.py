@@ -17,7 +17,7 @@ PROGRAM = dedent("""
     import asyncio, os, resource, sys
     from zmdp import AsyncClient, AsyncWorker, Client, Worker
     from zmdp.mdp.errors import SettingError
-    from zmdp.workers.freelance import FreelanceWorker
+    from zmdp.interop.freelance.worker import FreelanceWorker
     from zmdp.mdp.broker.server import Server
     from zmdp.mdp.transport.reach import why_unreachable
 

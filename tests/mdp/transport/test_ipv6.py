@@ -7,11 +7,11 @@ import pytest
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.freelance import FreelanceClient
+from zmdp.interop.freelance.client import FreelanceClient
+from zmdp.interop.freelance.worker import FreelanceWorker
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
-from zmdp.workers.freelance import FreelanceWorker
 
 
 @pytest.fixture

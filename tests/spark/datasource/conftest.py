@@ -7,7 +7,7 @@ import pytest
 from support.databases import Database, new_file
 from support.postgres import cluster as new_cluster
 
-from zmdp.titanic import schema
+from zmdp.titanic.db import schema
 
 TEMPLATE = "with_tables"
 

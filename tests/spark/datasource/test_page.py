@@ -12,7 +12,7 @@ from zmdp.spark.datasource.columns import SCHEMA
 from zmdp.spark.datasource.reader import READ_OPTIONS
 from zmdp.spark.datasource.stream_reader import STREAM_OPTIONS
 from zmdp.spark.datasource.writer import WRITE_OPTIONS
-from zmdp.titanic.arrow.rows import COLUMNS, ROW_OPTIONS
+from zmdp.titanic.contrib.arrow.rows import COLUMNS, ROW_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "datasource.md").read_text()
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

@@ -1,4 +1,4 @@
-"""Spark reads Titanic's requests as a table; tests/titanic/arrow has the rules for columns, conditions and ranges."""
+"""Spark reads Titanic's requests as a table; tests/titanic/contrib/arrow has the rules for columns and ranges."""
 
 import pytest
 from support.databases import OneOfEachState

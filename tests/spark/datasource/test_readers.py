@@ -11,7 +11,7 @@ from zmdp.spark.datasource.columns import SCHEMA
 from zmdp.spark.datasource.reader import Reader
 from zmdp.spark.datasource.stream_reader import StreamReader
 from zmdp.titanic import enqueue
-from zmdp.titanic.arrow.reading import UNBOUNDED
+from zmdp.titanic.contrib.arrow.reading import UNBOUNDED
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 ID = from_arrow_schema(pa.schema({"id": pa.int64()}))

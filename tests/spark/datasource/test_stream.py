@@ -1,4 +1,4 @@
-"""Spark reads Titanic's requests as a stream, also after it died; tests/titanic/test_offsets.py has the rules."""
+"""Spark reads Titanic's requests as a stream, also after it died; tests/titanic/db/test_offsets.py has the rules."""
 
 import pytest
 from support.sparks import finish, forget_last_batch

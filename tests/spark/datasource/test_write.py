@@ -1,4 +1,4 @@
-"""Spark writes rows as requests; tests/titanic/arrow has the rules for rows and for writing them once."""
+"""Spark writes rows as requests; tests/titanic/contrib/arrow has the rules for rows and for writing them once."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from support.processes import eventually
 from support.sparks import finish, forget_last_batch
 from support.titanics import BEATS, serving
 
-from zmdp.titanic.frames import unpack
+from zmdp.titanic.api.frames import unpack
 from zmdp.workers import Worker
 
 pytestmark = pytest.mark.long

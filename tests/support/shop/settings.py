@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 
-BACKEND = "zmdp.titanic.django.TitanicBackend"
+BACKEND = "zmdp.titanic.contrib.django.TitanicBackend"
 
 SECRET_KEY = "for tests"
 USE_TZ = True

@@ -23,7 +23,7 @@ from support.processes import TIMEOUT_SECONDS
 from typing_extensions import TypedDict
 
 from zmdp import Client, Services, Titanic
-from zmdp.clients import stubs
+from zmdp.clients.command import stubs
 from zmdp.testing import running_broker, running_titanic
 
 T = TypeVar("T")

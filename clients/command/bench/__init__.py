@@ -1,0 +1,1 @@
+"""What `mdclient bench` measures with."""

@@ -1,0 +1,1 @@
+"""The subcommands of `mdclient` that watch a broker: health, top, tail, brokers."""

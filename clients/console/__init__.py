@@ -1,0 +1,1 @@
+"""What commands that call services share: their options, bodies, and completion."""

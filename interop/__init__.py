@@ -1,0 +1,1 @@
+"""What the Guide and Flux describe beside MDP: protocols that zmdp can speak with others."""

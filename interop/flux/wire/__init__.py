@@ -1,0 +1,1 @@
+"""Flux messages: bytes ↔ typed values."""

@@ -1,0 +1,1 @@
+"""Freelance (RFC 10, C46): clients that call servers directly, without a broker."""

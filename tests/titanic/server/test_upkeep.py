@@ -1,0 +1,69 @@
+"""What maintenance does about requests that the database has and this Titanic does not know."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from support.titanics import rooms_of
+
+from zmdp.titanic.db import store
+from zmdp.titanic.server import upkeep as maintenance
+
+NOW = 1_800_000_000.0
+NOTHING = store.Findings(held={}, services={}, next_due=None, waiting=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "pause"),
+    [
+        ({}, maintenance.MAINTENANCE_SECONDS),
+        ({"next_due": NOW + 60}, maintenance.MAINTENANCE_SECONDS),
+        ({"next_due": NOW + 0.25}, 0.25),
+        ({"next_due": NOW - 60}, maintenance.LOCKED_SECONDS),  # somebody has locked it
+        ({"next_due": NOW - 60, "more": True}, 0.0),
+    ],
+)
+def test_the_pause_between_two_rounds(found, pause):
+    assert maintenance.pause_after(replace(NOTHING, **found), NOW) == pause
+
+
+def test_requests_that_this_titanic_does_not_know_are_put_back():
+    """They were claimed in a transaction whose answer was lost."""
+    put_back = []
+
+    class Writer:
+        def submit(self, work, item):
+            assert work is store.reschedule
+            put_back.append(item.id)
+            return SimpleNamespace(add_done_callback=lambda callback: None)
+
+    async def scenario():
+        rooms = rooms_of(Writer())
+        rooms.dispatcher._running[8] = None
+        rooms.maintenance._apply(replace(NOTHING, held={7: 1, 8: 1}), {})
+        assert put_back == [7]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_closed_during_a_round_is_given_up_once():
+    """Before it was sent to the broker: the close is committed with the round, which then does not find it either."""
+
+    async def scenario():
+        rooms = rooms_of()
+        lane = rooms.dispatcher.lane("echo")
+        closed, other = (
+            store.Claimed(number, uuid4(), "echo", "me", 1, 0, 0, 0, None, None, b"body", "") for number in (7, 8)
+        )
+        for each in (closed, other):
+            rooms.dispatcher._add(lane, each)
+        known = dict(rooms.dispatcher.running)
+        rooms.dispatcher.closed(closed.id)
+        rooms.maintenance._apply(replace(NOTHING, held={other.id: 1}), known)
+        assert [each.claimed for each in lane.buffer] == [other]
+        rooms.maintenance._apply(NOTHING, dict(rooms.dispatcher.running))  # the other one as well, by somebody else
+        assert (rooms.dispatcher.running, list(lane.buffer), rooms.dispatcher._bytes) == ({}, [], 0)
+
+    asyncio.run(scenario())

@@ -1,0 +1,1 @@
+"""Titanic for other frameworks: Arrow, Django."""

@@ -1,0 +1,1 @@
+"""What operators use: the commands, the pages, backups."""
