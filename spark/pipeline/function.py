@@ -23,8 +23,6 @@ def call_series(batches: Iterator[tuple[Any, ...]], settings: CallSettings) -> I
     # A wrong type is an error in the query, not in a row, so this does end the job.
     if not isinstance(first, tuple) or not 2 <= len(first) <= 3:
         raise SettingError("call_service takes two or three arguments: service, input and, optionally, key")
-    if len(first) == 3 and settings.group:
-        raise SettingError("a key cannot be combined with a group: register another function for rows with keys")
 
     counts: deque[int] = deque()
 

@@ -195,7 +195,7 @@ def register_function(
         keep: as for `call_service`.
         headers: as for `call_service`.
         result: as for `call_service`.
-        group: whose turns and limits apply to the rows, which then have no key.
+        group: whose turns and limits apply to all rows.
         client_key: as for `call_service`.
         broker_key: as for `call_service`.
 
