@@ -23,7 +23,7 @@ def cli() -> None:
     mdp-gateway http                        HTTP at http://127.0.0.1:8080
     mdp-gateway token shop --access FILE    a token for HTTP
     mdp-gateway mcp                         tools for agents, over stdio or HTTP
-    mdp-gateway flux --socket /tmp/flux     Flux's own tools, with FLUX_URI=local:///tmp/flux
+    mdp-gateway flux --socket /tmp/flux     Flux's own tools (FLUX_URI)
     """
 
 

@@ -36,11 +36,11 @@ def limit(*, service: str, lift: bool, on: str | None, as_json: bool, **given: A
     """Show or set the limits of SERVICE, until the broker ends.
 
     \b
-    mdclient limit openai.embed                                 show them, and the groups with most requests
+    mdclient limit openai.embed                                 show them
     mdclient limit openai.embed --concurrency 8 --rate 500/min  set them
     mdclient limit openai.embed --lift                          remove them
 
-    What is set here replaces the limits that workers declare, and those in the broker's access file. With access
+    Without options, it also shows the groups with most requests. What is set here replaces the limits that workers declare, and those in the broker's access file. With access
     control, a role with admin may.
     """
     names = ("concurrency", "rate", "burst", "group_concurrency", "group_rate", "group_burst")

@@ -47,8 +47,9 @@ def cli(
     """Let agents call services as tools (MCP, the Model Context Protocol).
 
     \b
-    {"mcpServers": {"zmdp": {"command": "mdp-gateway", "args": ["mcp"]}}}     over stdio, for programs on this machine
-    mdp-gateway mcp --bind 127.0.0.1:8090                                     over HTTP, at http://127.0.0.1:8090/mcp
+    mdp-gateway mcp                        over stdio: {"command": "mdp-gateway",
+                                           "args": ["mcp"]} in a client's settings
+    mdp-gateway mcp --bind 127.0.0.1:8090  over HTTP: http://127.0.0.1:8090/mcp
 
     Tools are the services that are declared with tool=True, and those that --expose names.  A tool that is declared
     with Tool(durable=True) returns a task, which Titanic keeps: it outlives the agent and this gateway.
@@ -63,7 +64,7 @@ def cli(
     \b
     Exit codes:
       0  stopped, all calls were finished
-      1  cannot listen; or stopped before that, by --drain-timeout or a second signal
+      1  cannot listen; or stopped before that, by --drain-timeout or a signal
       2  invalid usage, or a package is missing
     """
     try:

@@ -30,8 +30,8 @@ from .actors import LONGEST_TURN, MILLISECOND, Process, Stage, Stream, tells_fai
 from .probing import Probe
 from .proxies import Proxy, Socket
 from .reading import Peer, hear
-from .referee import EPSILON, GRAIN
-from .rules import Broken, check
+from .referee import GRAIN
+from .rules import EPSILON, Broken, check
 
 MOST_CALLS = 40
 """Maximum number of outstanding calls of a client: all are sent again over each new connection."""

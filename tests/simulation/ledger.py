@@ -22,7 +22,7 @@ from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
 
 from .policy import Waiting
 from .reading import Peer, Said, peer_of
-from .rules import check
+from .rules import EPSILON, check
 from .throttle import Throttle
 
 Key = tuple[Peer, bytes]
@@ -355,7 +355,7 @@ class Ledger:
                 self.starting[service] = 0
             ahead = self.starting[service]
             opens = self.throttles[service].opens(group, self.seats_of(service), now, ahead, min(ahead, len(before)))
-            held_back = self.offered(service) and opens > now
+            held_back = self.offered(service) and opens > now + EPSILON
             if held_back and not ticket.options.wait:
                 return Drop.LIMITED
             if self.capacity(service) > ahead and not held_back:

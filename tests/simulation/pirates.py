@@ -12,8 +12,7 @@ from zmdp.testing.network import Dealer
 
 from .actors import Process, Stage, Stream, tells_failure
 from .proxies import Socket
-from .referee import EPSILON
-from .rules import check
+from .rules import EPSILON, check
 
 
 @dataclass(frozen=True)

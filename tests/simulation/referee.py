@@ -27,10 +27,9 @@ from zmdp.mdp.wire import Kind, Message, Route, x1
 from .ledger import Key, Ledger, Seat, Ticket
 from .policy import Waiting, plan
 from .reading import Beat, Peer, Said, Work, hear, matches, peer_of, read
-from .rules import Broken, check
+from .rules import EPSILON, Broken, check
 from .throttle import Throttle
 
-EPSILON = 1e-6
 GRAIN = 0.01
 """Seconds by which a timer may be late."""
 COMMAND = 4

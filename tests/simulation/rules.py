@@ -1,5 +1,8 @@
 """How the simulation reports a broken rule."""
 
+EPSILON = 1e-6
+"""Seconds by which calculations of times may differ."""
+
 
 class Broken(AssertionError):
     """A rule was broken."""

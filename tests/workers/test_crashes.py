@@ -186,6 +186,7 @@ def test_freelance_servers_tell_as_well(kind, monkeypatch, tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.pure_only  # as above
 def test_a_freelance_server_whose_session_fails_serves_the_next_client(monkeypatch, tmp_path):
     place, finish, calls = f"ipc://{tmp_path}/server", FreelanceServerSession._finish, []
 
