@@ -40,8 +40,8 @@ def limit(*, service: str, lift: bool, on: str | None, as_json: bool, **given: A
     mdclient limit openai.embed --concurrency 8 --rate 500/min  set them
     mdclient limit openai.embed --lift                          remove them
 
-    Without options, it also shows the groups with most requests. What is set here replaces the limits that workers declare, and those in the broker's access file. With access
-    control, a role with admin may.
+    Without options, it also shows the groups with most requests. What is set here replaces the limits that workers
+    declare, and those in the broker's access file. With access control, a role with admin may.
     """
     names = ("concurrency", "rate", "burst", "group_concurrency", "group_rate", "group_burst")
     settings = {name: given.pop(name) for name in names}

@@ -41,6 +41,9 @@ PINNED: Final = 2
 KINDS: Final = 3
 """The kinds of requests that wait, each in a queue of its own: see `Schedule`."""
 
+ROUNDING: Final = 1e-6
+"""Seconds by which a request may start early: sums of intervals are not exact, and a burst starts as a whole."""
+
 
 class Throttling:
     """What the groups of all services share: when they are to be looked at again, and how many there are."""
@@ -70,7 +73,7 @@ class Gate(TimerNode):
         """Let requests start within `limit` from now on."""
         self._at_once = UNLIMITED if limit.concurrency is None else limit.concurrency
         self._interval = limit.interval
-        self._tolerance = (limit.at_once - 1) * self._interval
+        self._tolerance = (limit.at_once - 1) * self._interval + ROUNDING
         self.tat = min(self.tat, now + self._tolerance + self._interval) if self._interval else -math.inf
 
     def opens(self) -> float:

@@ -299,10 +299,11 @@ class Referee:
         """Requests go to workers: each to the right one, and in their turn."""
         dispatches = self._identify(sorted(works, key=lambda work: work.work.id), now)
         alive = set(self._tickets())
-        for ticket in self.ledger.tickets.values():
-            overdue = ticket.waits and now >= ticket.deadline
-            check(ticket.key in alive or overdue, "{} was lost", ticket)
         late = {ticket.service for ticket in self._late}
+        for ticket in self.ledger.tickets.values():
+            if ticket.key not in alive:  # it was late when its turn came, perhaps because a limit opened
+                check(ticket.waits and now >= ticket.deadline, "{} was lost", ticket)
+                late.add(ticket.service)
         for service in sorted({*self.ledger.touched, *late, *(each.ticket.service for each in dispatches)}):
             check_service = self._check_limits if service in self.ledger.throttles else self._check_policy
             check_service(service, [each for each in dispatches if each.ticket.service == service], now)
