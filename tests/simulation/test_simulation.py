@@ -25,7 +25,7 @@ CHUNK = 25
 """Seeds per test, few enough for the timeout of a test on a busy machine."""
 QUICK = 25
 """Seeds that `make test` runs in pure Python, beside those of `EXPLORED`, which it runs compiled."""
-EXPLORED = 100
+EXPLORED = 200
 """Seeds in which every event in `RARE` must happen."""
 MUTANT_SEEDS = 300
 """Seeds in which each mutant must be detected."""

@@ -163,6 +163,12 @@ def test_a_request_that_may_start_need_not_wait():
     assert starts(ask(broker, 1, wait=False)) == [1]
 
 
+def test_what_arrives_together_waits_for_credit_beyond_that_of_the_workers():
+    broker = limited({"concurrency": 3}, capacity=1)
+    assert starts(feed(broker, together(request(1), request(2)))) == [1]
+    assert starts(feed(broker, final(1))) == [2]
+
+
 def test_waiting_for_a_limit_counts_towards_the_ttl():
     broker = limited({"rate": "1/min"})
     ask(broker, 1)
