@@ -1,5 +1,6 @@
 """What the gateway answers to agents' programs."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -24,6 +25,8 @@ from .tools import failure, text_result
 MAX_SESSIONS: Final = 10_000
 """Sessions of clients that speak MCP before 2026-07-28."""
 
+log = logging.getLogger("zmdp.gateway")
+
 
 class McpServer(Server[Any]):
     """Answers clients.
@@ -40,7 +43,7 @@ class McpServer(Server[Any]):
         self._bus = InMemorySubscriptionBus()
         self.listeners = ListenHandler(self._bus)
         self._sessions: OrderedDict[str, ServerSession] = OrderedDict()
-        """Of clients that are told of changes without asking: before 2026-07-28."""
+        """Of clients that speak MCP before 2026-07-28: they are told of changes without having asked."""
         super().__init__(
             "zmdp", version=__version__, title="zmdp", on_list_tools=self._list, on_call_tool=self._call_tool,
             on_subscriptions_listen=self.listeners,
@@ -67,7 +70,8 @@ class McpServer(Server[Any]):
         for name, session in list(self._sessions.items()):
             try:
                 await session.send_tool_list_changed()
-            except Exception:  # noqa: BLE001 - whatever a connection that has ended raises
+            except Exception as error:  # noqa: BLE001 - whatever a connection that has ended raises
+                log.debug("a client is not told of changes any more: %s", error)
                 self._sessions.pop(name, None)
 
     async def _initialized(self, context: Context, params: types.NotificationParams) -> None:
@@ -111,7 +115,7 @@ class McpServer(Server[Any]):
         self, context: Context, caller: Caller, name: str, arguments: Mapping[str, Any]
     ) -> types.CallToolResult:
         task_id, wait = arguments.get("task_id"), arguments.get("wait", 0)
-        if not isinstance(task_id, str) or isinstance(wait, bool) or not isinstance(wait, int | float) or wait < 0:
+        if not isinstance(task_id, str) or isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
             return failure(f"{name} needs task_id, a text; wait is a number of seconds")
         try:
             if name == TASK_CANCEL:

@@ -169,7 +169,7 @@ class FreelanceServerSession(WorkerSession):
     # ── clients that cannot be sent a message, and reports ───────────────────────────────────────────────────────────
 
     def gone(self, client: bytes) -> None:
-        """Report that a client could not be sent a message because it is gone: nobody waits for its requests."""
+        """Report that a client is gone, because a message to it could not be sent: its requests are cancelled."""
         self.dropped[CLIENT_GONE] += 1
         for address, request in self.held.items():
             if self._replies.clients[address][0] == client:
