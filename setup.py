@@ -38,8 +38,10 @@ def machines() -> list[str]:
         "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
         "mdp/transport": ["failover"],
-        "clients": ["broker_connection", "call", "connection", "dialog", "session", "x1"],
-        "workers": ["aio_connection", "connection", "credit", "heartbeats", "held", "outgoing", "session", "threaded"],
+        "clients/calls": ["call", "dialog"],
+        "clients/x1": ["broker_connection", "connection", "dialog", "session"],
+        "workers": ["aio_connection", "connection", "threaded"],
+        "workers/session": ["credit", "heartbeats", "held", "outgoing", "session"],
         "interop/freelance/worker": ["aio", "session", "threads"],
     }
     return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]

@@ -21,9 +21,9 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from .aio import AsyncClient
+from .calls.reply import Reply
+from .calls.retry import Retry
 from .mdclient import Client
-from .reply import Reply
-from .retry import Retry
 
 __all__ = [
     "AsyncClient",

@@ -7,27 +7,28 @@ from contextlib import aclosing, suppress
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 from warnings import warn
 
-from ..mdp import process, tracing, wire
+from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
 from ..mdp.middleware import surrounded
+from ..mdp.program import process
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
-from .arguments import RequestArguments, SendArguments, StreamArguments, checked_timeout
-from .call import Call
-from .defaults import DEFAULT_TOTAL_TIMEOUT
+from .calls.arguments import RequestArguments, SendArguments, StreamArguments, checked_timeout
+from .calls.call import Call
+from .calls.defaults import DEFAULT_TOTAL_TIMEOUT
+from .calls.dialog import Ask, Dialog, Receiver, new_ask
+from .calls.inbox import AsyncInbox
+from .calls.reply import Reply, is_available
+from .calls.retry import Retry, checked_retry
+from .calls.settings import ConnectionArguments, ConnectionSettings
 from .describing import DESCRIBE, Inquiry
-from .dialog import Ask, Dialog, Receiver, new_ask
-from .inbox import AsyncInbox
-from .legacy import LegacyDialog
+from .legacy.dialog import LegacyDialog
 from .many import MapSettings, checked_settings, rows_of_async
 from .middleware import AsyncClientMiddleware, OutgoingRequest, changed, checked_middleware, outgoing
-from .reply import Reply, is_available
-from .retry import Retry, checked_retry
 from .rows import RowSettings, answer_rows_async
-from .settings import ConnectionArguments, ConnectionSettings
-from .x1 import X1Dialog
+from .x1.dialog import X1Dialog
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741

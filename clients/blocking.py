@@ -9,15 +9,15 @@ from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
-from .call import Outcome
-from .dialog import Ask, Dialog
+from .calls.call import Outcome
+from .calls.dialog import Ask, Dialog
+from .calls.inbox import Inbox, ThreadInbox
+from .calls.reply import Reply
+from .calls.settings import ConnectionSettings
 from .futures import ClientThreads, ReplyFuture
-from .inbox import Inbox, ThreadInbox
-from .legacy import LegacyDialog
+from .legacy.dialog import LegacyDialog
 from .loop_thread import PendingOutcome
-from .reply import Reply
-from .settings import ConnectionSettings
-from .x1 import X1Dialog
+from .x1.dialog import X1Dialog
 
 
 class BlockingDialog:

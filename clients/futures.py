@@ -15,10 +15,10 @@ from queue import SimpleQueue
 from typing import Any, Final
 from warnings import warn
 
-from ..mdp import process
 from ..mdp.errors import ZmdpError
+from ..mdp.program import process
+from .calls.reply import Reply
 from .loop_thread import LoopThread
-from .reply import Reply
 
 Callback = Callable[[Future[Any]], Any]
 Convert = Callable[[Reply], Any]

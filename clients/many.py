@@ -5,10 +5,10 @@ from typing import Any, Final, TypedDict
 
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
-from .arguments import check_legacy, checked_timeout, in_group
-from .call import encode_options
-from .defaults import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
-from .retry import Retry
+from .calls.arguments import check_legacy, checked_timeout, in_group
+from .calls.call import encode_options
+from .calls.defaults import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
+from .calls.retry import Retry
 from .rows import Row, RowSettings
 
 RETRY: Final = Retry(attempts=1 << 30, codes={Code.QUEUE_FULL, Code.DRAINING}, backoff=0.05, max_backoff=1.0)

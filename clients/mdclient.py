@@ -7,15 +7,17 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from ..mdp import process, wire
+from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
-from ..mdp.extras import install_command
+from ..mdp.program import process
+from ..mdp.program.extras import install_command
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
 from .aio import AsyncClient
-from .arguments import (
+from .blocking import BlockingDialog
+from .calls.arguments import (
     RetriedArguments,
     RetriedStreamArguments,
     check_legacy,
@@ -23,16 +25,15 @@ from .arguments import (
     checked_retries,
     checked_timeout,
 )
-from .blocking import BlockingDialog
-from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from .calls.defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from .calls.dialog import Ask, new_ask
+from .calls.reply import Reply, is_available
+from .calls.retry import Retry, checked_retry
+from .calls.settings import ConnectionArguments, ConnectionSettings
 from .describing import DESCRIBE, Inquiry
-from .dialog import Ask, new_ask
 from .many import MapSettings, checked_settings, rows_of
 from .middleware import ClientMiddleware, MiddlewareDialog, checked_middleware
-from .reply import Reply, is_available
-from .retry import Retry, checked_retry
 from .rows import RowSettings, answer_rows
-from .settings import ConnectionArguments, ConnectionSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa

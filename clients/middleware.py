@@ -24,13 +24,13 @@ from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
-from ..mdp.functions import name_of, underlying
 from ..mdp.middleware import surrounded
-from .arguments import checked_body
+from ..mdp.program.functions import name_of, underlying
 from .blocking import BlockingDialog
-from .dialog import Ask
-from .reply import Reply
-from .settings import ConnectionSettings
+from .calls.arguments import checked_body
+from .calls.dialog import Ask
+from .calls.reply import Reply
+from .calls.settings import ConnectionSettings
 
 MAX_THREADS: Final = 64
 """Maximum number of threads in which the middleware of a `Client` runs for futures, and for the rows of `map`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..mdp.errors import CodecError, RequestError, SettingError
 from ..mdp.services import BaseService, Streaming
-from .reply import Reply
+from .calls.reply import Reply
 
 
 def body(service: BaseService[Any, Any], values: Sequence[Any], *, streaming: bool = False) -> list[bytes]:

@@ -7,7 +7,7 @@ import msgspec
 from ..mdp.errors import CodecError, flaw
 from ..mdp.services import About
 from ..mdp.services.schemas import RAW
-from .reply import Reply
+from .calls.reply import Reply
 
 
 def is_text(data: bytes) -> bool:

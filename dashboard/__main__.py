@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..clients import AsyncClient
-from ..mdp import logs
-from ..mdp.control import SPARK
 from ..mdp.http.server import Server, run
-from ..mdp.keys import ClientKeys
+from ..mdp.program import logs
+from ..mdp.program.control import SPARK
+from ..mdp.security.keys import ClientKeys
 from .broker import BrokerSection
 from .control import ControlServices
 from .limits import limits_for

@@ -9,8 +9,8 @@ from typing import Any, Final
 from prometheus_client.registry import Collector
 
 from ..clients.command.stubs import types
-from ..mdp.control import SPARK
 from ..mdp.histogram import times_in
+from ..mdp.program.control import SPARK
 from ..mdp.service_limits import ServiceLimits
 from ..mdp.services import About, Description
 from ..mdp.services.submission import show_defaults

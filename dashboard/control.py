@@ -15,8 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ..clients import AsyncClient
-from ..mdp.control import names_in
 from ..mdp.errors import ZmdpError
+from ..mdp.program.control import names_in
 from .observer import Observer, Unavailable
 
 TIMEOUT_SECONDS: Final = 5.0

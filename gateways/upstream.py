@@ -8,7 +8,7 @@ import zmq
 
 from ..clients.aio import AsyncClient
 from ..mdp.errors import SettingError
-from ..mdp.keys import ClientKeys
+from ..mdp.security.keys import ClientKeys
 from ..mdp.transport.sockets import end, own_context
 from ..workers.aio import AsyncWorker
 

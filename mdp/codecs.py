@@ -12,7 +12,7 @@ import msgspec
 
 from .builtin_values import as_builtin
 from .errors import CodecError, SettingError
-from .extras import install_command
+from .program.extras import install_command
 
 
 class Codec(Protocol):

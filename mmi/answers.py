@@ -29,8 +29,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
-from ..mdp import compiled
 from ..mdp.errors import SettingError
+from ..mdp.program import compiled
 from ..mdp.service_limits import NO_LIMITS, ServiceLimits
 from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
 from ..mdp.wire.names import show, valid_service

@@ -1,4 +1,4 @@
-"""The control service of a driver: a batch or fleet NAME offers `spark.control.NAME` (`mdp/control.py`).
+"""The control service of a driver: a batch or fleet NAME offers `spark.control.NAME` (`mdp/program/control.py`).
 
 All drivers have the operations `status` and `drain`; batches also have `catalogue`, `cancel`, `reload` and `history`.
 """
@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from ..clients import Client, control
-from ..mdp.control import SPARK, validate_name
 from ..mdp.errors import ZmdpError
-from ..mdp.keys import ClientKeys
+from ..mdp.program.control import SPARK, validate_name
+from ..mdp.security.keys import ClientKeys
 from ..workers import Worker
 from ..workers.control import Operation, control_handler
 

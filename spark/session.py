@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
-from ..mdp.extras import install_command
+from ..mdp.program.extras import install_command
 from .errors import reason
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from zmdp import AsyncClient, AsyncWorker
-from zmdp.mdp.compiled import summary
+from zmdp.mdp.program.compiled import summary
 from zmdp.testing import running_broker
 
 PACKAGE = "/zmdp/"

@@ -17,7 +17,7 @@ def test_the_modules_are_found():
     assert {"zmdp", "zmdp.pure", "zmdp.mdp.errors", "zmdp.mdp.wire.commands", "zmdp.clients"} <= SOURCES.keys()
     assert ("zmdp.mdp.errors", "loaded") in imports("zmdp.mdp.limits")
     assert ("zmdp.clients", "types") in imports("zmdp")
-    assert ("zmdp.mdp.wire.batch", "loaded") in imports("zmdp.workers.session")
+    assert ("zmdp.mdp.wire.batch", "loaded") in imports("zmdp.workers.session.session")
 
 
 def test_no_import_runs_up_the_order_of_the_architecture():
@@ -80,7 +80,7 @@ def test_what_some_users_lack_is_not_imported(statement):
     assert not {"pyarrow", "pyspark", "pandas"} & loaded_by(statement)
 
 
-@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli.main"])
+@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.command.main"])
 def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages

@@ -4,12 +4,12 @@ from inspect import signature
 
 import pytest
 
-from zmdp.clients.legacy_session import LegacySession
-from zmdp.clients.session import ClientSession
+from zmdp.clients.legacy.session import LegacySession
+from zmdp.clients.x1.session import ClientSession
 from zmdp.interop.flux.session import FluxSession
 from zmdp.interop.freelance.client.session import FreelanceSession
 from zmdp.interop.freelance.worker.session import FreelanceServerSession
-from zmdp.workers.session import WorkerSession
+from zmdp.workers.session.session import WorkerSession
 
 CONTRACT = {
     "receive": ["self", "message", "now"],

@@ -4,12 +4,12 @@
 """
 
 from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError
-from ..mdp.logs import RequestFilter
+from ..mdp.program.logs import RequestFilter
 from .aio import AsyncWorker
 from .aio_handling import AsyncHandler
 from .handling import Frames, Last, current_request
 from .mdworker import Handler, Worker
-from .request import Request
+from .session.request import Request
 
 __all__ = [
     "AsyncHandler",

@@ -5,8 +5,8 @@ import logging
 from typing import Final, Self
 
 from ..mdp.errors import SettingError
-from ..mdp.functions import name_of
-from ..mdp.loading import check_not_importing
+from ..mdp.program.functions import name_of
+from ..mdp.program.loading import check_not_importing
 from .aio_connection import AsyncConnection
 from .aio_handling import AsyncHandler, HandlerCalls
 from .base import BaseWorker

@@ -6,8 +6,8 @@ import math
 from time import monotonic
 
 from ..mdp.errors import RequestCancelled
-from ..mdp.keys import ClientKeys
-from ..mdp.logs import fields_of
+from ..mdp.program.logs import fields_of
+from ..mdp.security.keys import ClientKeys
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
 from .aio_handling import EAGER, MAX_TURN_SECONDS, HandlerCalls, HandlerTask, begin_task
@@ -15,8 +15,8 @@ from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, WorkerConnection
 from .contexts import RequestContexts
 from .handling import Outcome, failed
-from .request import Request
-from .session import WorkerSession
+from .session.request import Request
+from .session.session import WorkerSession
 
 log = logging.getLogger("zmdp.worker")
 

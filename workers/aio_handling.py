@@ -9,13 +9,13 @@ from contextvars import copy_context
 from types import CoroutineType
 from typing import Any, Final, Protocol, cast
 
-from ..mdp import process
+from ..mdp.program import process
 from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .connection import SEND_RETRY_SECONDS
 from .contexts import RequestContexts
 from .forked import end_forked
 from .handling import HandlerAdapter, Last, Outcome, failed
-from .request import Request
+from .session.request import Request
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""

@@ -6,12 +6,12 @@ from typing import Any, Self, TypedDict
 
 from ..mdp.codecs import Codec
 from ..mdp.errors import SettingError
-from ..mdp.keys import BrokerKey, ClientKeys, Key
 from ..mdp.limits import check_number
+from ..mdp.security.keys import BrokerKey, ClientKeys, Key
 from ..mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
 from ..mdp.transport.brokers import checked_brokers
 from ..mdp.transport.sockets import Context
-from .settings import SessionSettings
+from .session.settings import SessionSettings
 
 
 class HandlerArguments(TypedDict, total=False):

@@ -4,17 +4,18 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
-from ..mdp import process, wire
+from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
-from ..mdp.functions import is_async, name_of
-from ..mdp.spelling import check_known
+from ..mdp.program import process
+from ..mdp.program.functions import is_async, name_of
+from ..mdp.program.spelling import check_known
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import WorkerConnection, ready_options
-from .credit import CreditController
 from .handling import HandlerAdapter
-from .request import Request
-from .session import WorkerSession
+from .session.credit import CreditController
+from .session.request import Request
+from .session.session import WorkerSession
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])

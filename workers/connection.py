@@ -17,8 +17,8 @@ from .. import __version__
 from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import BindError, SettingError, flaw
-from ..mdp.keys import ClientKeys
-from ..mdp.logs import fields_of
+from ..mdp.program.logs import fields_of
+from ..mdp.security.keys import ClientKeys
 from ..mdp.service_limits import NO_LIMITS, ServiceLimits
 from ..mdp.transport.monitored import MonitoredDealer
 from ..mdp.transport.multipart import receive, send
@@ -27,11 +27,11 @@ from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
 from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context
 from ..mdp.wire import Message
 from ..mdp.wire.about import MAX_ABOUT, encode_about
-from .events import Cancelled, ConnectionEnded, HandlerStuck
 from .handling import Failed
-from .request import Request
-from .session import WorkerSession
-from .states import CLOSED
+from .session.events import Cancelled, ConnectionEnded, HandlerStuck
+from .session.request import Request
+from .session.session import WorkerSession
+from .session.states import CLOSED
 
 LINGER_MS: Final = 3_000
 """Time for the last messages (a FINAL, DISCONNECT), which may be large, to be sent after closing."""

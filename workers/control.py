@@ -1,13 +1,13 @@
-"""Handle the requests to a control service (`mdp/control.py`)."""
+"""Handle the requests to a control service (`mdp/program/control.py`)."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..mdp.codes import Code
-from ..mdp.control import UNKNOWN_OPERATION
 from ..mdp.errors import ServiceError
-from .request import Request
+from ..mdp.program.control import UNKNOWN_OPERATION
+from .session.request import Request
 
 Operation = Callable[[Mapping[str, Any], Request], Mapping[str, Any]]
 """Takes the JSON object in a request, and the request; returns the reply's object.  May raise `ServiceError`."""

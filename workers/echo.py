@@ -1,7 +1,7 @@
 """The echo service: reply with the frames of the request.  Run it with `mdworker zmdp.workers.echo:worker`."""
 
 from .mdworker import Worker
-from .request import Request
+from .session.request import Request
 
 worker = Worker("echo")
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from .request import Request
+from .session.request import Request
 
 log = logging.getLogger("zmdp.worker")
 

@@ -11,8 +11,8 @@ from ..mdp.codecs import Codec, Coder
 from ..mdp.codes import Code
 from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
-from ..mdp.logs import fields_of
-from .request import Request
+from ..mdp.program.logs import fields_of
+from .session.request import Request
 
 Frame = bytes | bytearray | memoryview
 Frames = Frame | Sequence[Frame] | None

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Self
 
-from ..mdp import process
 from ..mdp.errors import ClosedError, RequestCancelled
-from ..mdp.loading import check_not_importing
+from ..mdp.program import process
+from ..mdp.program.loading import check_not_importing
 from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .base import BaseWorker
 from .contexts import RequestContexts
 from .forked import end_forked
 from .handling import Frames, Last, Outcome, failed
-from .request import Request
+from .session.request import Request
 from .threaded import ThreadedConnection
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]

@@ -5,7 +5,7 @@ import time
 
 from ..mdp.errors import ServiceError
 from .mdworker import Worker
-from .request import Request
+from .session.request import Request
 
 MAX_SLEEP_MS = 3_600_000.0
 CHECK_SECONDS = 0.1

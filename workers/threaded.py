@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ..mdp.keys import ClientKeys
-from ..mdp.logs import fields_of
+from ..mdp.program.logs import fields_of
+from ..mdp.security.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.polling import READABLE, new_poller
 from ..mdp.transport.sockets import Context
 from ..mdp.transport.wake import Wake
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
 from .handling import Failed
-from .request import Request
-from .session import WorkerSession
+from .session.request import Request
+from .session.session import WorkerSession
 
 TAKEOVER_SECONDS: Final = 0.001
 """Time without progress after which the I/O thread takes over."""

@@ -9,9 +9,9 @@ from click.core import ParameterSource
 from ...interop.freelance.client import FreelanceClient
 from ...mdp.cli.console import EndpointList, all_values
 from ...mdp.errors import BrokerUnreachable
-from ...mdp.keys import ClientKeys
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
-from ..reply import Reply
+from ..calls.reply import Reply
 
 FREELANCE: Final = click.option(
     "--freelance",

@@ -21,6 +21,7 @@ from ...mdp.errors import (
 from ...mdp.services import About
 from ...mdp.transport.reach import check_listening
 from ..aio import AsyncClient
+from ..calls.defaults import MAX_OUTSTANDING
 from ..console import bodies
 from ..console.asking import (
     OF,
@@ -35,7 +36,6 @@ from ..console.asking import (
     total_timeout,
 )
 from ..console.service_names import services as complete_services
-from ..defaults import MAX_OUTSTANDING
 from ..mdclient import Client
 from ..values import body_for, readable
 from .bench.load import Progress, Result, mixed, one_by_one, pipelined

@@ -12,7 +12,7 @@ from uuid import uuid4
 import click
 
 from ...mdp.tracing import REQUEST_ID
-from ..reply import Reply
+from ..calls.reply import Reply
 from ..values import is_text
 
 BODY = click.argument("body", nargs=-1)

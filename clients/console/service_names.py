@@ -7,7 +7,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ...mdp.errors import ZmdpError
-from ...mdp.keys import load_keys
+from ...mdp.security.keys import load_keys
 from ...mdp.transport.brokers import split_brokers
 from ..mdclient import Client
 

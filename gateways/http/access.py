@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ...mdp import toml
-from ...mdp.access import Mmi, Patterns, Permissions, digests, roles_in
-from ...mdp.control import SPARK
 from ...mdp.errors import SettingError
 from ...mdp.http.problems import Problem
-from ...mdp.tokens import bearer, digest_of
+from ...mdp.program import toml
+from ...mdp.program.control import SPARK
+from ...mdp.security.access import Mmi, Patterns, Permissions, digests, roles_in
+from ...mdp.security.tokens import bearer, digest_of
 
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ...clients.call import Call, Outcome
-from ...clients.reply import Reply
+from ...clients.calls.call import Call, Outcome
+from ...clients.calls.reply import Reply
 from ...clients.values import encoded
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ...mdp.http.problems import Problem, RawHeaders

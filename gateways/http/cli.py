@@ -15,8 +15,8 @@ from ...mdp.cli.console import (
     log_to_stderr,
 )
 from ...mdp.errors import SettingError
-from ...mdp.extras import install_command
-from ...mdp.keys import ClientKeys
+from ...mdp.program.extras import install_command
+from ...mdp.security.keys import ClientKeys
 from ..descriptors import raise_descriptor_limit
 from ..upstream import Upstream
 from .serving import SECTIONS, Serving, bind_option, serving_options

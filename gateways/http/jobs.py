@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ...clients.reply import Reply
+from ...clients.calls.reply import Reply
 from ...mdp.errors import (
     BrokerUnreachable,
     InvalidUUID,

@@ -11,8 +11,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ... import __version__
-from ...mdp.control import SPARK
 from ...mdp.http.problems import KINDS
+from ...mdp.program.control import SPARK
 from ...mdp.services import About
 from ...mdp.services.examples import example
 from ...mdp.services.schemas import RAW

@@ -9,12 +9,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ...mdp.access import SETTLE_SECONDS, FileState, state_of
 from ...mdp.cli import notify
 from ...mdp.cli.shutdown import Shutdown, in_loop
 from ...mdp.errors import SettingError
 from ...mdp.http.server import Server
-from ...mdp.logs import counted
+from ...mdp.program.logs import counted
+from ...mdp.security.access import SETTLE_SECONDS, FileState, state_of
 from ..upstream import NOTHING_IN_PROGRESS
 from .access import load
 from .app import application

@@ -19,8 +19,8 @@ from collections import deque
 from time import monotonic
 from typing import Any, Final
 
-from ...clients.call import Call, Outcome
-from ...clients.reply import Reply
+from ...clients.calls.call import Call, Outcome
+from ...clients.calls.reply import Reply
 from ...clients.values import is_text, json_of
 from ...mdp.http.problems import Problem
 from ...mdp.services import About

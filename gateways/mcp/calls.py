@@ -8,7 +8,7 @@ from typing import Any
 import mcp_types as types
 from mcp.server import ServerRequestContext
 
-from ...clients.reply import Reply
+from ...clients.calls.reply import Reply
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, ZmdpError
 from ...mdp.http.problems import Problem
 from ..http.access import Caller

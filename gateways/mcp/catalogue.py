@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...mdp.access import Permissions
-from ...mdp.control import SPARK
 from ...mdp.errors import ZmdpError
 from ...mdp.http.problems import Problem
+from ...mdp.program.control import SPARK
+from ...mdp.security.access import Permissions
 from ..http.access import Caller
 from ..http.gateway import Gateway
 from ..http.service_list import list_services

@@ -22,7 +22,7 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from ...clients.reply import Reply
+from ...clients.calls.reply import Reply
 from ...mdp.errors import InvalidUUID, ServiceError, UnknownTicket
 from ...mdp.services import About
 from ...titanic.api.client import AsyncTicket, AsyncTitanic

@@ -24,8 +24,8 @@ from ...mdp.cli.console import (
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option, in_loop
 from ...mdp.errors import SettingError
-from ...mdp.keys import ClientKeys
-from ...mdp.logs import counted
+from ...mdp.program.logs import counted
+from ...mdp.security.keys import ClientKeys
 from .instance import MAX_SERVICES
 from .server import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
 from .wire.framing import MAX_MESSAGE

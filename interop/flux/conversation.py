@@ -8,12 +8,12 @@ from typing import Any, Final, Protocol, cast
 
 import zmq
 
-from ...clients.call import Call, Outcome
-from ...clients.reply import Reply
+from ...clients.calls.call import Call, Outcome
+from ...clients.calls.reply import Reply
 from ...gateways.upstream import Upstream
 from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last
-from ...workers.request import Request
+from ...workers.session.request import Request
 from .effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, ServingMachine, Withdraw
 
 MAX_OUTSTANDING: Final = 1000

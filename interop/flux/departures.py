@@ -15,11 +15,11 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ...clients.aio import AsyncClient
-from ...clients.call import Call, Outcome
-from ...clients.reply import Reply
+from ...clients.calls.call import Call, Outcome
+from ...clients.calls.reply import Reply
 from ...mdp.errors import ClosedError, SettingError
 from ...workers.handling import Last
-from ...workers.request import Request
+from ...workers.session.request import Request
 
 GATEWAY: Final = "flux.gateway."
 CONCURRENCY: Final = 10_000

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...clients.call import Outcome
-from ...workers.request import Request
+from ...clients.calls.call import Outcome
+from ...workers.session.request import Request
 
 
 @dataclass(slots=True)

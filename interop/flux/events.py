@@ -17,11 +17,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
 from ...clients.aio import AsyncClient
-from ...clients.call import Call, Outcome
-from ...clients.reply import Reply
+from ...clients.calls.call import Call, Outcome
+from ...clients.calls.reply import Reply
 from ...mdp.errors import ServiceError
 from ...workers.handling import Last
-from ...workers.request import Request
+from ...workers.session.request import Request
 from .wire.errors import reported
 from .wire.framing import BIG, LITTLE, encode
 from .wire.messages import EPROTO, ROLE_OWNER, USERID_UNKNOWN, Event, decode, valid_topic

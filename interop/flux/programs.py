@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any, Final
 
-from ...workers.request import Request
+from ...workers.session.request import Request
 from .departures import GATEWAY
 from .effects import Answer, Fail, Offer, Withdraw
 from .events import credentials

@@ -14,7 +14,7 @@ from typing import Final, Self, cast
 from ...gateways.descriptors import raise_descriptor_limit
 from ...gateways.upstream import Handler, Upstream
 from ...mdp.errors import RequestTimeout, SettingError, ZmdpError
-from ...mdp.keys import ClientKeys
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reading import Reading
 from . import departures, events
 from .conversation import Conversation

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
-from ...clients.call import Outcome
-from ...clients.reply import Reply
+from ...clients.calls.call import Outcome
+from ...clients.calls.reply import Reply
 from ...mdp.errors import ServiceError, ServiceNotFound, SettingError
-from ...workers.request import Request
+from ...workers.session.request import Request
 from .effects import Begin, Cancel, Close, Effect
 from .events import EVENTS, PRIVATE
 from .instance import Instance

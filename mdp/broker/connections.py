@@ -8,8 +8,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, Final
 
-from ..access import Access
 from ..limits import Limits
+from ..security.access import Access
 from ..timers import Alarms
 from ..transport.tcp import is_loopback
 from .journal import Journal

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import zmq
 
-from ..access import SETTLE_SECONDS, Access, FileState, state_of
 from ..errors import SettingError
-from ..logs import counted
+from ..program.logs import counted
+from ..security.access import SETTLE_SECONDS, Access, FileState, state_of
 from ..timers import Alarms
 from .connections import Connections
 from .machine import Broker

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from ..errors import SettingError
-from ..keys import ClientKeys
+from ..security.keys import ClientKeys
 from ..transport.listening import LASTING
 from ..transport.monitored import MonitoredDealer, Report
 from ..transport.multipart import receive, send

@@ -21,8 +21,8 @@ from typing import Final
 
 from ...mmi import answers
 from .. import wire
-from ..access import Permissions
 from ..limits import Limits
+from ..security.access import Permissions
 from ..service_limits import ServiceLimits
 from ..wire import Message
 from .admission import Admission

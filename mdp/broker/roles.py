@@ -7,7 +7,7 @@ that created them; what another role says about them is dropped.
 from collections.abc import Mapping
 from typing import Final
 
-from ..access import Permissions
+from ..security.access import Permissions
 from ..wire import DESCRIBE, MMI, signature_of
 
 NO_LIMIT: Final = 1 << 60

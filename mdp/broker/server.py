@@ -14,10 +14,10 @@ from typing import Final, Self
 
 import zmq
 
-from ..access import Access
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
+from ..security.access import Access
 from ..timers import Alarms
 from ..transport.descriptors import check_descriptors
 from ..transport.sockets import check_local

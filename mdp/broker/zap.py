@@ -2,7 +2,7 @@
 
 import logging
 
-from ..access import Access
+from ..security.access import Access
 from ..transport.sockets import Context
 from ..transport.zap import ZapHandler
 from .connections import Connections

@@ -11,12 +11,12 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from .. import toml
-from ..access import Access, load, parse
-from ..certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
 from ..errors import SettingError
-from ..keys import create_keys
-from ..spelling import spelling_hint
+from ..program import toml
+from ..program.spelling import spelling_hint
+from ..security.access import Access, load, parse
+from ..security.certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
+from ..security.keys import create_keys
 
 BROKER_NAME: Final = "broker"
 """Name of the broker's own key, if it is made together with the access file."""

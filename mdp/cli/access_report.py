@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..access import LIMITS, Access, Permissions
-from ..tokens import written
+from ..security.access import LIMITS, Access, Permissions
+from ..security.tokens import written
 
 SHOWN_DIGEST: Final = 15
 """Characters of a token's digest that are shown."""

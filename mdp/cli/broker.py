@@ -15,15 +15,15 @@ import click
 import msgspec
 
 from ...pure import PURE
-from .. import compiled, toml
-from ..access import Access, load
 from ..broker.link_ports import LinkTo
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
-from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
-from ..logs import counted
+from ..program import compiled, toml
+from ..program.logs import counted
+from ..security.access import Access, load
+from ..security.certificates import public_key
 from ..wire import service_name, show
 from . import notify
 from .access_report import as_json, as_text

@@ -17,7 +17,6 @@ import click
 import zmq
 
 from ... import __version__
-from .. import compiled, logs
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import (
     BrokerUnreachable,
@@ -33,8 +32,9 @@ from ..errors import (
     WorkerLost,
     ZmdpError,
 )
-from ..keys import load_keys
 from ..limits import LARGEST
+from ..program import compiled, logs
+from ..security.keys import load_keys
 from ..transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE, split_brokers
 from ..transport.sockets import port_problem
 

@@ -26,11 +26,11 @@ from typing import IO, Any, Final, Self
 
 import zmq
 
-from ..access import Access, Permissions
 from ..broker.server import Server
-from ..control import SPARK
 from ..errors import BindError, SettingError
-from ..extras import WEB_PACKAGES, install_command
+from ..program.control import SPARK
+from ..program.extras import WEB_PACKAGES, install_command
+from ..security.access import Access, Permissions
 from ..transport.tcp import is_loopback, listen, shown_address
 
 MODULE: Final = "zmdp.dashboard"

@@ -14,7 +14,7 @@ import uvloop
 from uvicorn import Config
 
 from ..errors import SettingError
-from ..logs import counted
+from ..program.logs import counted
 from ..transport.tcp import BACKLOG, shown_address
 from .guard import Alone, Guard, Owner
 from .limits import ServerLimits

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..defaults import DEFAULT_ENDPOINT
-from ..keys import BrokerKey, ClientKeys, Key, load_keys
+from ..security.keys import BrokerKey, ClientKeys, Key, load_keys
 from .sockets import checked_endpoints
 
 BROKER_VARIABLE: Final = "MDP_BROKER"

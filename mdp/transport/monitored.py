@@ -7,7 +7,7 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ..keys import ClientKeys
+from ..security.keys import ClientKeys
 from .multipart import receive
 from .reach import REFUSED, nothing_listens, why_not_begun, why_refused
 from .sockets import Context, dealer

@@ -5,7 +5,7 @@ from typing import Final
 import zmq
 
 from .. import wire
-from ..keys import ClientKeys
+from ..security.keys import ClientKeys
 from .failover import PROBE_TIMEOUT_SECONDS
 from .multipart import receive, send
 from .sockets import Context, dealer

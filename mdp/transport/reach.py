@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import BrokerUnreachable, SettingError
-from ..keys import ClientKeys
+from ..security.keys import ClientKeys
 from .descriptors import check_descriptors
 from .sockets import ONE_CONNECTION_MS, dealer, end, own_context
 

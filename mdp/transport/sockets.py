@@ -9,7 +9,7 @@ from typing import Final
 import zmq
 
 from ..errors import BindError, SettingError
-from ..keys import ClientKeys
+from ..security.keys import ClientKeys
 from .descriptors import check_descriptors
 from .tcp import is_loopback
 

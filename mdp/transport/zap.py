@@ -6,8 +6,8 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from ..access import Access
 from ..errors import BindError
+from ..security.access import Access
 from ..wire import Message
 from .multipart import receive, send
 from .sockets import Context, Socket, new_socket

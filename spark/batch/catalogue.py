@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ...mdp import toml
 from ...mdp.errors import SettingError
+from ...mdp.program import toml
 from ...workers import Request
 from .roles import EVERYTHING, ROLES_NEED_PLAN, Role
 

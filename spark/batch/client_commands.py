@@ -21,7 +21,7 @@ from ...clients.console import bodies
 from ...clients.console.asking import BROKER
 from ...mdp.cli.console import Group, key_options, options, printable
 from ...mdp.errors import RequestError, SettingError, UnknownTicket
-from ...mdp.keys import ClientKeys
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.api.client import Ticket, Titanic
 from ...titanic.api.options import parse_uuid

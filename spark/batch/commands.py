@@ -25,9 +25,9 @@ from ...mdp.cli.console import (
     printable,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
-from ...mdp.control import name_or_default
 from ...mdp.errors import SettingError
-from ...mdp.keys import ClientKeys
+from ...mdp.program.control import name_or_default
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.operator.command.parameters import DURATION
 from ..parameters import CONF, MASTER, PREFIX, PY_FILES, SPARK_GRACE_SECONDS, name_option

@@ -24,7 +24,7 @@ import msgspec
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError, flaw
-from ...mdp.loading import load
+from ...mdp.program.loading import load
 from ...mdp.services.misfit import Misfit
 from ...mdp.services.values import read
 from ...workers import Request

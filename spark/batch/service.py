@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 from ... import __version__
 from ...clients import Client
 from ...mdp.codes import Code
-from ...mdp.control import SPARK
 from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError
+from ...mdp.program.control import SPARK
 from ...workers import Request, Worker
 from ..client.requests import FETCH_PREFIX
 from ..control import ask_all, control_service

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...mdp.defaults import DEFAULT_ENDPOINT
-from ...mdp.keys import ClientKeys
+from ...mdp.security.keys import ClientKeys
 
 DEFAULT_QUERY_BYTES: Final = 1 << 20
 

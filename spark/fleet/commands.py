@@ -27,8 +27,8 @@ from ...mdp.cli.console import (
     printable,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
-from ...mdp.control import name_or_default
-from ...mdp.keys import ClientKeys, load_keys
+from ...mdp.program.control import name_or_default
+from ...mdp.security.keys import ClientKeys, load_keys
 from ...mdp.transport.brokers import split_brokers
 from ...titanic.operator.command.parameters import DURATION
 from ...workers import AsyncWorker

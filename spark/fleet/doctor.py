@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
-from ...mdp.extras import install_command
-from ...mdp.keys import ClientKeys
+from ...mdp.program.extras import install_command
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import why_none_reachable
 from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions

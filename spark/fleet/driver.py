@@ -18,8 +18,8 @@ from ... import __version__
 from ...clients import Client
 from ...mdp import wire
 from ...mdp.cli.console import printable
-from ...mdp.control import SPARK, UNKNOWN_OPERATION
 from ...mdp.errors import ServiceError, ZmdpError
+from ...mdp.program.control import SPARK, UNKNOWN_OPERATION
 from ...mdp.transport.reach import warn_if_unreachable
 from ...workers import Worker
 from ...workers.control import Operation

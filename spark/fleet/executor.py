@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...clients import Client
-from ...mdp import logs
-from ...mdp.control import SPARK
 from ...mdp.errors import SettingError, ZmdpError
-from ...mdp.functions import is_async
-from ...mdp.keys import ClientKeys
-from ...mdp.loading import load
+from ...mdp.program import logs
+from ...mdp.program.control import SPARK
+from ...mdp.program.functions import is_async
+from ...mdp.program.loading import load
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening, why_none_reachable
 from ...workers import AsyncWorker, Worker
 from .settings import FleetSettings

@@ -6,10 +6,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ...mdp import wire
-from ...mdp.control import SPARK, validate_name
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError
-from ...mdp.keys import ClientKeys
+from ...mdp.program.control import SPARK, validate_name
+from ...mdp.security.keys import ClientKeys
 from ...mdp.transport import tcp
 from ...mdp.transport.sockets import checked_endpoints
 

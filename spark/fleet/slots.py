@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...workers.restarts import EARLY_DEATH_SECONDS, JITTER, restart_pause
+from ...workers.processes.restarts import EARLY_DEATH_SECONDS, JITTER, restart_pause
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ...clients.many import checked_settings
 from ...clients.rows.arrow import added_names, check_result, map_rows
 from ...clients.rows.tables import ARROW, check_rows_per_request, map_tables
 from ...mdp import wire
-from ...mdp.keys import BrokerKey, Key
+from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService
 from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.brokers import checked_brokers

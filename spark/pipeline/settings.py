@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ...clients import AsyncClient
 from ...clients.rows import Caller, RowSettings
-from ...mdp.keys import ClientKeys
+from ...mdp.security.keys import ClientKeys
 from ...titanic.api.keyed import KeyedRows
 
 

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 from support.processes import BIN, TIMEOUT_SECONDS, Process, eventually, process
 
 from zmdp import Client, Worker
-from zmdp.mdp.keys import create_keys
+from zmdp.mdp.security.keys import create_keys
 
 from .suite import Attack
 

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
-from zmdp.mdp.keys import ClientKeys, load_keys
+from zmdp.mdp.security.keys import ClientKeys, load_keys
 
 from .connections import MAX_CONNECTIONS
 from .messages import (

@@ -21,11 +21,11 @@ from support.x1_client import (
     together,
 )  # fmt: skip
 
-from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES, BrokerConnection
-from zmdp.clients.call import Call
-from zmdp.clients.reply import Reply
-from zmdp.clients.retry import Retry
-from zmdp.clients.session import MAX_OLD_CONNECTIONS, ClientSession
+from zmdp.clients.calls.call import Call
+from zmdp.clients.calls.reply import Reply
+from zmdp.clients.calls.retry import Retry
+from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES, BrokerConnection
+from zmdp.clients.x1.session import MAX_OLD_CONNECTIONS, ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, StreamInterrupted
 

@@ -30,9 +30,9 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import proxied
 from zmq.utils.monitor import recv_monitor_message
 
-from zmdp.mdp import access
-from zmdp.mdp.keys import ClientKeys, create_keys, load_keys
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security import access
+from zmdp.mdp.security.keys import ClientKeys, create_keys, load_keys
 from zmdp.testing import running_broker
 
 CLIENTS = [Client, OldClient, X1Client]

@@ -10,8 +10,8 @@ from support.processes import TIMEOUT_SECONDS, eventually, run
 from support.web import form_token, web_broker, web_server_of
 
 from zmdp.clients import Client
-from zmdp.mdp.extras import install_command
-from zmdp.mdp.tokens import digest_of, written
+from zmdp.mdp.program.extras import install_command
+from zmdp.mdp.security.tokens import digest_of, written
 
 COOKIE = "zmdp_"
 

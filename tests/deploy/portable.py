@@ -24,7 +24,7 @@ NAMES = {
     select: ["POLLIN", "poll"],
     signal: ["SIGHUP", "SIGUSR1"],
 }
-COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.cli.main"}
+COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.command.main"}
 
 
 class Loop(asyncio.SelectorEventLoop):

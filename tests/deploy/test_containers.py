@@ -18,7 +18,7 @@ from support.processes import BIN, TIMEOUT_SECONDS, eventually, process
 
 import zmdp
 from zmdp.clients import Client
-from zmdp.mdp.access import load
+from zmdp.mdp.security.access import load
 from zmdp.testing import free_endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def check_options(words):
     """Parse a command line as the command would."""
     (entry_point,) = entry_points(group="console_scripts", name=words[0])
     home = {
-        "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.cli.main",
+        "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.command.main",
         "mdclient": "zmdp.clients.command.main",
         "titanic": "zmdp.titanic.operator.command.main", "mdp-gateway": "zmdp.gateways.cli",
     }[entry_point.name]  # fmt: skip

@@ -13,7 +13,7 @@ from support.sparks import skip_without_java
 from zmdp.spark.fleet import executor
 from zmdp.spark.fleet.driver import SILENCE_SECONDS
 from zmdp.spark.fleet.settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS
-from zmdp.workers import restarts
+from zmdp.workers.processes import restarts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark" / "fleet.md").read_text()
 

@@ -11,8 +11,8 @@ from support.pages import blocks
 from support.processes import process, run
 
 from zmdp.clients import Client
-from zmdp.mdp.access import load, parse
-from zmdp.mdp.keys import create_keys
+from zmdp.mdp.security.access import load, parse
+from zmdp.mdp.security.keys import create_keys
 from zmdp.testing import free_endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "security.md").read_text()

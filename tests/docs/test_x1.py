@@ -23,7 +23,7 @@ from support.peers import body_of, record, request_of
 from support.processes import TIMEOUT_SECONDS, broker
 from support.router import Router
 
-from zmdp.clients.session import ClientSession
+from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.broker import given_up, registry, worker_dialog
 from zmdp.mdp.broker.journal import Refusal
@@ -31,8 +31,8 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch, x1
-from zmdp.workers.credit import CreditController
-from zmdp.workers.session import WorkerSession
+from zmdp.workers.session.credit import CreditController
+from zmdp.workers.session.session import WorkerSession
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PROGRAMS = Path(__file__).parents[2] / "examples" / "x1"

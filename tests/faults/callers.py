@@ -26,7 +26,7 @@ import zmq
 
 from zmdp import AsyncClient, Client, Titanic
 from zmdp.clients import RequestError, ServiceError
-from zmdp.mdp.keys import ClientKeys, load_keys
+from zmdp.mdp.security.keys import ClientKeys, load_keys
 from zmdp.titanic import Ticket, UnknownTicket
 
 from .ledger import Ledger

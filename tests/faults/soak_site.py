@@ -21,7 +21,7 @@ from support.processes import eventually
 
 from zmdp import Client
 from zmdp.clients import RequestError
-from zmdp.mdp.keys import create_keys
+from zmdp.mdp.security.keys import create_keys
 from zmdp.testing import free_endpoint
 
 from .callers import SOAKED as KINDS

@@ -12,7 +12,7 @@ from support.results import package
 from zmdp.mdp import codecs
 from zmdp.mdp.codecs import Coder
 from zmdp.mdp.errors import CodecError, SettingError, ZmdpError
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]))

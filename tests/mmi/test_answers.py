@@ -10,10 +10,10 @@ import pytest
 from support import turns
 from support.x1_messages import cancel, failure, feed, final, leave, ready, request, told
 
-from zmdp.mdp import compiled
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.program import compiled
+from zmdp.mdp.security.access import Permissions
 from zmdp.mmi import answers
 
 READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"]}

@@ -9,11 +9,11 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, broker
 
 from zmdp.clients import Client
-from zmdp.mdp import compiled
+from zmdp.mdp.program import compiled
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 PURE = {"multipart": False, "batch": False, "machines": False}
-TOLD = "import json; from zmdp.mdp import compiled; print(json.dumps([compiled.parts(), compiled.summary()]))"
+TOLD = "import json; from zmdp.mdp.program import compiled; print(json.dumps([compiled.parts(), compiled.summary()]))"
 
 
 def told(**env):

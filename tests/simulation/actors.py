@@ -13,20 +13,20 @@ from functools import partial
 from typing import Any, Literal
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import ServiceLimits
 from zmdp.mdp.wire import Message, Route, batch
 from zmdp.testing.network import Alarm, Dealer, Network, World
-from zmdp.workers.credit import CreditController
-from zmdp.workers.events import ConnectionEnded, HandlerStuck
-from zmdp.workers.request import Request
-from zmdp.workers.session import WorkerSession
-from zmdp.workers.settings import SessionSettings
-from zmdp.workers.states import CLOSED
+from zmdp.workers.session.credit import CreditController
+from zmdp.workers.session.events import ConnectionEnded, HandlerStuck
+from zmdp.workers.session.request import Request
+from zmdp.workers.session.session import WorkerSession
+from zmdp.workers.session.settings import SessionSettings
+from zmdp.workers.session.states import CLOSED
 
 from .probing import Probe
 from .proxies import Socket

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.events import CloseLink, Event, OpenLink
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import Worker, key_of
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import Message, Route
 from zmdp.testing.network import HIGH_WATER, Dealer, Network
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from zmdp.clients.broker_connection import BrokerConnection
-from zmdp.clients.call import GRACE, Call, Outcome, encode_options
-from zmdp.clients.reply import Reply
-from zmdp.clients.session import ClientSession
+from zmdp.clients.calls.call import GRACE, Call, Outcome, encode_options
+from zmdp.clients.calls.reply import Reply
+from zmdp.clients.x1.broker_connection import BrokerConnection
+from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (

@@ -6,9 +6,9 @@ from typing import Any
 
 from support.peers import body_of, record
 
-from zmdp.clients.broker_connection import BrokerConnection
-from zmdp.clients.legacy_session import LegacySession
-from zmdp.clients.session import ClientSession
+from zmdp.clients.legacy.session import LegacySession
+from zmdp.clients.x1.broker_connection import BrokerConnection
+from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.broker import requests
 from zmdp.mdp.broker.admission import Admission
@@ -26,8 +26,8 @@ from zmdp.mdp.broker.scheduling import Pool, Schedule
 from zmdp.mdp.broker.worker_dialog import WorkerDialog
 from zmdp.mdp.timers import NEVER
 from zmdp.mdp.wire.batch import Batch
-from zmdp.workers.held import HeldRequests
-from zmdp.workers.session import WorkerSession
+from zmdp.workers.session.held import HeldRequests
+from zmdp.workers.session.session import WorkerSession
 
 _enqueue = Registry.enqueue
 

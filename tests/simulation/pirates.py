@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from zmdp.clients.legacy_session import LegacySession, Resend
-from zmdp.clients.reply import Reply
+from zmdp.clients.calls.reply import Reply
+from zmdp.clients.legacy.session import LegacySession, Resend
 from zmdp.mdp import wire
 from zmdp.mdp.wire import Message
 from zmdp.testing.network import Dealer

@@ -13,7 +13,6 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.given_up import GIVEN_UP
@@ -21,6 +20,7 @@ from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import ServiceLimits
 from zmdp.mdp.wire import Kind, Message, Route, x1
 

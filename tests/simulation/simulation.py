@@ -11,9 +11,9 @@ from random import Random
 from support.peers import body_of, ready_of, record
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import Limit, ServiceLimits
 from zmdp.testing.network import Dealer
 

@@ -15,9 +15,9 @@ from simulation.scenario import Failed
 from simulation.simulation import Simulation
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.mdp import compiled
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Loss, Refusal
+from zmdp.mdp.program import compiled
 from zmdp.mdp.wire import Reason
 
 SEEDS = 600

@@ -11,7 +11,7 @@ from simulation.mutants import name_of
 from simulation.scenario import Failed
 from simulation.topologies import TOPOLOGIES, LinkedSimulation
 
-from zmdp.mdp import compiled
+from zmdp.mdp.program import compiled
 
 SEEDS = {"mesh2": 50, "mesh5": 35, "tree": 35}
 """Seeds of each topology in which every event in `RARE` must happen."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import TURN_WORK
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import Message
 from zmdp.testing.network import START, Dealer, Network, NetworkLink
 

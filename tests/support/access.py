@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from zmdp.mdp.access import load
 from zmdp.mdp.broker.server import Server
-from zmdp.mdp.keys import ClientKeys, create_keys, load_keys
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import load
+from zmdp.mdp.security.keys import ClientKeys, create_keys, load_keys
 from zmdp.testing import running_broker
 
 ROLES = """

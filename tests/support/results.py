@@ -8,7 +8,7 @@ from textwrap import shorten
 
 import pytest
 
-from zmdp.mdp import compiled
+from zmdp.mdp.program import compiled
 
 COMPILED = compiled.parts()["machines"]
 """Whether the machines are compiled; the other build runs with ZMDP_PURE=1."""

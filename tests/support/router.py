@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import zmq
 
-from zmdp.mdp.keys import ClientKeys
+from zmdp.mdp.security.keys import ClientKeys
 
 from .processes import TIMEOUT_SECONDS
 

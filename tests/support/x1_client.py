@@ -3,10 +3,10 @@
 import random
 from typing import Any
 
-from zmdp.clients.broker_connection import BrokerConnection
-from zmdp.clients.call import Outcome
-from zmdp.clients.reply import Reply
-from zmdp.clients.session import ClientSession
+from zmdp.clients.calls.call import Outcome
+from zmdp.clients.calls.reply import Reply
+from zmdp.clients.x1.broker_connection import BrokerConnection
+from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.errors import RequestError
 from zmdp.mdp.wire import batch, x1

@@ -11,9 +11,9 @@ from support.peers import Client, OldClient, X1Client, X1Worker
 from support.processes import eventually
 from support.titanics import LIMITS, connected, row, running_bench, serving, stored
 
-from zmdp.mdp.access import load
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.keys import create_keys, load_keys
+from zmdp.mdp.security.access import load
+from zmdp.mdp.security.keys import create_keys, load_keys
 from zmdp.testing import running_broker
 from zmdp.titanic import enqueue
 

@@ -17,14 +17,8 @@ from zmdp.interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
 from zmdp.interop.freelance.worker.session import FreelanceServerSession
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
-from zmdp.workers import (
-    AsyncWorker,
-    Worker,
-    aio_connection,
-    handling,
-    outgoing,
-    session,
-)
+from zmdp.workers import AsyncWorker, Worker, aio_connection, handling
+from zmdp.workers.session import outgoing, session
 
 TOLD = "an error in zmdp itself, at the {}: TypeError('a bug')"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ...clients.reply import Reply
+from ...clients.calls.reply import Reply
 from ...mdp.codecs import Codec, Coder
 from ...mdp.errors import SettingError
 from ...mdp.services import BaseService, Streaming

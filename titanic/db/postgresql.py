@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ...mdp.errors import SettingError
-from ...mdp.extras import install_command
+from ...mdp.program.extras import install_command
 
 CONNECT_SECONDS: Final = 5
 """How long to wait for a connection, and how long the server waits for a transaction whose client says nothing."""

@@ -20,7 +20,7 @@ from ...clients import (
     SettingError,
     StreamInterrupted,
 )
-from ...clients.call import Call, Outcome
+from ...clients.calls.call import Call, Outcome
 from ...clients.rows.calls import LIMITED
 from ...mdp.codes import Code
 from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ...mdp.errors import TitanicError
-from ...mdp.logs import counted
+from ...mdp.program.logs import counted
 from ...workers import Request
 from ..api.options import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from ..api.schedules import parse_name, parse_schedule

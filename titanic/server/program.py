@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from ...clients import AsyncClient
 from ...mdp.errors import RequestError, SettingError
-from ...mdp.keys import BrokerKey, Key
-from ...mdp.logs import counted
+from ...mdp.program.logs import counted
+from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.transport.brokers import checked_brokers
 from ...workers import AsyncWorker
 from ..db import schema, store

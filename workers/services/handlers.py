@@ -7,7 +7,7 @@ from ...mdp.errors import CodecError, ServiceError
 from ...mdp.middleware import surrounded
 from ...mdp.services.misfit import Misfit
 from ..handling import Last, Unreadable, check_result
-from ..request import Request, State
+from ..session.request import Request, State
 from .batching import Batcher
 from .middleware import CallNext, middleware_of
 from .offered import AnyOffered

@@ -6,8 +6,8 @@ from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 
 from ...mdp.errors import SettingError
-from ...mdp.functions import name_of
-from ..request import State
+from ...mdp.program.functions import name_of
+from ..session.request import State
 
 if TYPE_CHECKING:
     from .services import Services

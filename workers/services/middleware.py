@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...mdp.errors import SettingError
-from ...mdp.functions import is_async, name_of
-from ..request import Request
+from ...mdp.program.functions import is_async, name_of
+from ..session.request import Request
 from .offered import AnyOffered
 
 CallNext = Callable[[Request], Any]

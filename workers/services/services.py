@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
-from ...mdp.functions import name_of
-from ...mdp.spelling import check_known
+from ...mdp.program.functions import name_of
+from ...mdp.program.spelling import check_known
 from ..arguments import WorkerArguments
 from .lifespan import Lifespan, checked_lifespan
 from .middleware import Middleware

@@ -14,7 +14,7 @@ from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.tracing import handling
 from ..contexts import RequestContexts
 from ..handling import Failed, Last, failed
-from ..request import Request
+from ..session.request import Request
 from .handlers import handler_of
 from .lifespan import Lifespans
 from .offered import AnyOffered

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import zmq
 
 from ...mdp.errors import ClosedError, SettingError
-from ...mdp.spelling import spelling_hint
+from ...mdp.program.spelling import spelling_hint
 from ...mdp.transport.sockets import end, own_context
 from ...mdp.wire.about import MAX_ABOUT, encode_about
 from ..aio import AsyncWorker
 from ..arguments import WorkerArguments
 from ..mdworker import Worker
-from ..request import Request
+from ..session.request import Request
 from .handlers import handler_of
 from .lifespan import Lifespans
 from .offered import AnyOffered

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ....mdp.errors import RequestError, RequestTimeout
+from ...calls.reply import Reply
 from ...mdclient import Client
-from ...reply import Reply
 from .top import BrokerView, duration, table, with_rates
 
 QUESTIONS: Final = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.brokers")

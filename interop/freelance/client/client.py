@@ -13,14 +13,14 @@ from warnings import warn
 
 import zmq
 
-from ....clients.arguments import checked_body, checked_max_outstanding, checked_timeout
-from ....clients.defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from ....clients.calls.arguments import checked_body, checked_max_outstanding, checked_timeout
+from ....clients.calls.defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from ....clients.calls.reply import Reply
 from ....clients.futures import ClientThreads, ReplyFuture
-from ....clients.reply import Reply
-from ....mdp import process
 from ....mdp.codecs import Codec, Coder
 from ....mdp.errors import ClosedError, SettingError, ZmdpError
-from ....mdp.keys import BrokerKey, Key, load_keys
+from ....mdp.program import process
+from ....mdp.security.keys import BrokerKey, Key, load_keys
 from ....mdp.transport.polling import add_reader, remove_reader
 from ....mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from .connection import FreelanceConnection

@@ -8,8 +8,8 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ....mdp.keys import ClientKeys
 from ....mdp.limits import Limits
+from ....mdp.security.keys import ClientKeys
 from ....mdp.transport.multipart import receive, send
 from ....mdp.transport.reach import HANDSHAKE_FAILED, why_refused
 from ....mdp.transport.sockets import invalid_endpoint, new_socket, use_family

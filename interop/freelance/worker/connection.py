@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from ....mdp.access import Access
 from ....mdp.errors import BindError, SettingError
 from ....mdp.limits import Limits
+from ....mdp.security.access import Access
 from ....mdp.transport.listening import check_free, listener
 from ....mdp.transport.multipart import Unsent, receive, send
 from ....mdp.transport.sockets import Context, check_local, checked_endpoint, use_family

@@ -16,12 +16,12 @@ from ....mdp import wire
 from ....mdp.codes import Code
 from ....mdp.limits import Limits
 from ....mdp.wire import Address, Invalid, Message, flp
-from ....workers.credit import CreditController
-from ....workers.outgoing import LegacyOutgoing
-from ....workers.request import Request
-from ....workers.session import WorkerSession
-from ....workers.settings import SessionSettings
-from ....workers.states import SERVING
+from ....workers.session.credit import CreditController
+from ....workers.session.outgoing import LegacyOutgoing
+from ....workers.session.request import Request
+from ....workers.session.session import WorkerSession
+from ....workers.session.settings import SessionSettings
+from ....workers.session.states import SERVING
 
 MAX_WAITING: Final = 10_000
 """Maximum number of requests that wait for a handler."""

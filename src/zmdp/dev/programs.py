@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..mdp.errors import BindError, SettingError
-from ..mdp.extras import WEB_PACKAGES, install_command
+from ..mdp.program.extras import WEB_PACKAGES, install_command
 from ..mdp.transport.tcp import listen
 
 HOST: Final = "127.0.0.1"

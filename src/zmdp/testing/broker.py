@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import zmq
 
-from ..mdp.access import Access
 from ..mdp.broker.link_ports import LinkTo
 from ..mdp.broker.server import Server, ServerSettings
 from ..mdp.limits import Limits
+from ..mdp.security.access import Access
 
 FREE_PORT = "tcp://127.0.0.1:*"
 FIXED_PORTS = range(20_000, 32_000)
@@ -69,7 +69,7 @@ def running_broker(
         limits: Its settings (`zmdp.mdp.limits.Limits`).
         drain_timeout: Seconds for requests in progress when the block ends.
         context: The ZeroMQ context, for `inproc://` endpoints.
-        access: Admit only these keys (`zmdp.mdp.access.load`).
+        access: Admit only these keys (`zmdp.mdp.security.access.load`).
         pirates: Endpoints for pirate clients, each with the service that they call.
         pirate_workers: Endpoints for pirate workers, each with the service that they offer.
         name: The broker's name.

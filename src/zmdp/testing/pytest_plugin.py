@@ -112,7 +112,7 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
     or an async generator function.  `worker(my_worker)` starts a copy of an existing one, which stays as it is, so any
     number of tests can use it.  `worker(my_services)` offers all services of a `Services`.
     """
-    from ..mdp.functions import is_async
+    from ..mdp.program.functions import is_async
     from ..workers import AsyncWorker, Worker
     from ..workers.services import Services, ServicesWorker
 

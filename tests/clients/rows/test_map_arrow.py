@@ -13,7 +13,7 @@ from support.titanics import BEATS
 
 from zmdp.clients import Client, ServiceError, SettingError
 from zmdp.clients.rows import tables as tables_module
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 from zmdp.workers import Worker
 
 TEXTS = pa.table({"id": [1, 2, 3], "text": ["a", None, "bad"]})

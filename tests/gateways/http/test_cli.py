@@ -8,7 +8,7 @@ import httpx
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually, process, run
 
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 from zmdp.mdp.transport.tcp import is_loopback
 
 GATEWAY = ("python", "-m", "zmdp.gateways.cli")

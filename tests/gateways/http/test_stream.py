@@ -11,7 +11,7 @@ from support.garbage import no_collector
 from support.gateways import running_gateway
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, eventually
 
-from zmdp.clients.reply import Reply
+from zmdp.clients.calls.reply import Reply
 from zmdp.gateways.http import stream
 from zmdp.gateways.http.gateway import Gateway
 from zmdp.gateways.http.settings import Settings

@@ -19,7 +19,7 @@ from support.offered import offered
 from support.processes import BIN, TIMEOUT_SECONDS, process, run
 from support.titanics import QUICK, serving
 
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 from zmdp.testing import free_endpoint, running_broker
 from zmdp.workers import Worker
 

@@ -12,7 +12,7 @@ from zmdp.interop.flux.departures import Departures
 from zmdp.interop.flux.events import EVENTS, Publisher, Subscribers, Subscription
 from zmdp.interop.flux.topology import BrokerTree, ask
 from zmdp.mdp.errors import ServiceError, SettingError, WorkerLost
-from zmdp.workers.request import Request
+from zmdp.workers.session.request import Request
 
 
 def request(*frames):

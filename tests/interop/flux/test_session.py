@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.reply import Reply
+from zmdp.clients.calls.reply import Reply
 from zmdp.interop.flux import subscriptions
 from zmdp.interop.flux.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
 from zmdp.interop.flux.instance import MAX_FOUND, Found, Instance
@@ -32,7 +32,7 @@ from zmdp.mdp.errors import (
     StreamInterrupted,
     WorkerLost,
 )
-from zmdp.workers.request import Request
+from zmdp.workers.session.request import Request
 
 OWNER, GUEST = 5, 6
 GATEWAY = "flux.gateway." + "0" * 32

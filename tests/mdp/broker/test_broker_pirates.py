@@ -3,9 +3,9 @@
 import pytest
 from support import turns
 
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 
 
 def new_broker(**limits):

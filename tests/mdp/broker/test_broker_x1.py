@@ -31,7 +31,6 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
 from zmdp.mdp.broker.journal import Refusal
@@ -39,6 +38,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.broker.registry import REMEMBERED
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import CX1, WX1
 
 OLD_READY = {"0.2": [b"w", b"MDPW02", b"\x01", b"echo"], "0.1": [b"w", b"", b"MDPW01", b"\x01", b"echo"]}

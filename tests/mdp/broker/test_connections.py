@@ -13,11 +13,11 @@ import zmq
 from support.processes import TIMEOUT_MS
 from support.zmtp import RawPeer
 
-from zmdp.mdp.access import Access, Permissions
 from zmdp.mdp.broker.connections import Connections, default_max_connections
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.router_ports import PROBES, RouterPort
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Access, Permissions
 from zmdp.mdp.timers import Alarms
 from zmdp.mdp.transport.multipart import receive, send
 from zmdp.mdp.transport.sockets import use_family

@@ -27,11 +27,11 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.events import CloseLink, OpenLink, WorkerForgotten
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import MAX_UNANSWERED, LinkState
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import batch
 
 NOW = 100.0

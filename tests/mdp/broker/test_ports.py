@@ -13,7 +13,6 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.link_ports import LinkPort
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outbox import Outbox
@@ -21,8 +20,9 @@ from zmdp.mdp.broker.ports import PREFIX_BYTES, Port, new_prefix
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.broker.server import MAX_TURN_MESSAGES, Server, ServerSettings
 from zmdp.mdp.errors import BindError, SettingError
-from zmdp.mdp.keys import create_keys, load_keys
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Permissions
+from zmdp.mdp.security.keys import create_keys, load_keys
 from zmdp.mdp.transport.multipart import receive, send
 
 TCP = "tcp://127.0.0.1:*"

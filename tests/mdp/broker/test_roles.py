@@ -24,11 +24,11 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.roles import MAX_REMEMBERED, Role
+from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import C01, C02, W02
 
 

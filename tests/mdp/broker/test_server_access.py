@@ -11,10 +11,10 @@ import zmq
 from support.processes import TIMEOUT_MS
 from zmq.utils.monitor import recv_monitor_message
 
-from zmdp.mdp.access import SETTLE_SECONDS, load
 from zmdp.mdp.broker.server import Server, ServerSettings
 from zmdp.mdp.errors import BindError, SettingError
-from zmdp.mdp.keys import create_keys, load_keys
+from zmdp.mdp.security.access import SETTLE_SECONDS, load
+from zmdp.mdp.security.keys import create_keys, load_keys
 from zmdp.testing import running_broker
 
 ASK = [b"MDPC02", b"\x01", b"mmi.service", b"echo"]

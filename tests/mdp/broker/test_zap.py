@@ -14,12 +14,12 @@ from support.processes import TIMEOUT_MS
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from zmdp.mdp.access import Access, Permissions
 from zmdp.mdp.broker.connections import Connections
 from zmdp.mdp.broker.zap import Gate
 from zmdp.mdp.errors import BindError
-from zmdp.mdp.keys import ClientKeys
 from zmdp.mdp.limits import Limits
+from zmdp.mdp.security.access import Access, Permissions
+from zmdp.mdp.security.keys import ClientKeys
 from zmdp.mdp.timers import Alarms
 from zmdp.mdp.transport.zap import DOMAIN, ENDPOINT
 

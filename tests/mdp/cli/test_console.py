@@ -5,7 +5,6 @@ import sys
 import click
 import pytest
 
-from zmdp.mdp import logs
 from zmdp.mdp.cli.console import (
     EndpointList,
     Group,
@@ -26,6 +25,7 @@ from zmdp.mdp.errors import (
     WorkerLost,
     ZmdpError,
 )
+from zmdp.mdp.program import logs
 
 
 @pytest.fixture

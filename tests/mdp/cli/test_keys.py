@@ -14,12 +14,12 @@ import zmq
 from click.testing import CliRunner
 from support.processes import BIN, TIMEOUT_MS, broker, run
 
-from zmdp.mdp.access import load
-from zmdp.mdp.certificates import read_certificate
 from zmdp.mdp.cli import access_file
 from zmdp.mdp.cli import keys as command
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.keys import load_keys
+from zmdp.mdp.security.access import load
+from zmdp.mdp.security.certificates import read_certificate
+from zmdp.mdp.security.keys import load_keys
 
 KEYS = (sys.executable, "-m", "zmdp.mdp.cli.keys")
 

@@ -14,7 +14,7 @@ PREAMBLE = """
 import os, signal, sys, threading, time
 from functools import partial
 from zmdp.mdp.cli.shutdown import Shutdown
-from zmdp.mdp import logs
+from zmdp.mdp.program import logs
 
 logs.configure("info", "text")
 say = partial(print, flush=True)

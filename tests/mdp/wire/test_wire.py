@@ -24,7 +24,7 @@ from zmdp.mdp.wire import (
     names,
     x1,
 )  # fmt: skip
-from zmdp.workers.request import Request
+from zmdp.workers.session.request import Request
 
 MAX_MESSAGE = 2000
 MAX_FRAMES = 30

@@ -14,7 +14,7 @@ from support.results import package
 from support.sparks import Shared
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
 from zmdp.spark.fleet.cluster import Cluster

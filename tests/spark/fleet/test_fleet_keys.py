@@ -13,7 +13,7 @@ from support.processes import TIMEOUT_SECONDS, eventually, process, run
 from support.titanics import LIMITS
 
 from zmdp.clients import Client
-from zmdp.mdp.certificates import read_secret
+from zmdp.mdp.security.certificates import read_secret
 from zmdp.spark import control
 
 pytestmark = [

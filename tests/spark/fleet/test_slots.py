@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.spark.fleet.slots import Died, Lease, Load, Refused, Served, Slots
-from zmdp.workers.restarts import BACKOFF_SECONDS, EARLY_DEATH_SECONDS
+from zmdp.workers.processes.restarts import BACKOFF_SECONDS, EARLY_DEATH_SECONDS
 
 LEASE, IDLE = 30.0, 60.0
 

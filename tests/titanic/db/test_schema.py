@@ -23,7 +23,7 @@ from sqlalchemy.engine import make_url
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 from zmdp.titanic import enqueue
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.engine import prepare

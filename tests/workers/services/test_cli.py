@@ -6,7 +6,7 @@ import pytest
 from support.processes import broker, process, run
 
 from zmdp.clients import Client, ServiceError
-from zmdp.mdp.extras import install_command
+from zmdp.mdp.program.extras import install_command
 
 SERVICES = """
 import os

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ....mdp.errors import SettingError, TitanicError
-from ....mdp.extras import install_command
+from ....mdp.program.extras import install_command
 from ...db import postgresql, schema
 from .bodies import UUID_BYTES, hexadecimal
 from .columns import BODY_COLUMNS

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from ....clients.console import bodies
 from ....mdp.cli.console import EXIT_CODES, Decorator, Group, Number, options, printable
 from ....mdp.errors import SettingError, UnknownTicket
-from ....mdp.logs import counted
+from ....mdp.program.logs import counted
 from ...api.frames import unpack
 from ...db import schema
 from ...db.store.models import ENDED, NOT_ENDED, STATES

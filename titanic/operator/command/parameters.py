@@ -12,7 +12,7 @@ from ....clients import Client
 from ....clients.console import bodies
 from ....clients.console.asking import BROKER
 from ....mdp.cli.console import Decorator, key_options, options
-from ....mdp.keys import ClientKeys
+from ....mdp.security.keys import ClientKeys
 from ....mdp.services.submission import MAX_SECONDS
 from ....mdp.transport.reach import check_listening
 from ...api.options import (

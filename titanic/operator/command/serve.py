@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ....mdp.access import load as load_access
 from ....mdp.cli import notify
 from ....mdp.cli.console import (
     Address,
@@ -26,7 +25,8 @@ from ....mdp.cli.console import (
 )
 from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import BindError
-from ....mdp.keys import ClientKeys
+from ....mdp.security.access import load as load_access
+from ....mdp.security.keys import ClientKeys
 from ....mdp.transport.reach import warn_if_unreachable
 from ....mdp.transport.tcp import is_loopback
 from ...db import schema

@@ -14,8 +14,8 @@ from sqlalchemy.engine import URL
 from ....dashboard.limits import limits_for
 from ....dashboard.shell import Shell
 from ....dashboard.visitors import Visitor, Visitors
-from ....mdp.access import Access
 from ....mdp.http.server import Server
+from ....mdp.security.access import Access
 from ....mdp.transport.tcp import is_loopback, listen, shown_address
 from .database import AdminDatabase
 from .section import TitanicSection

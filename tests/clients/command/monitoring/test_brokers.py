@@ -21,10 +21,10 @@ from zmdp.clients.command.monitoring.brokers import (
     summary,
 )
 from zmdp.clients.command.monitoring.top import BrokerView, elsewhere
-from zmdp.mdp.access import load
 from zmdp.mdp.broker.link_ports import LinkTo
-from zmdp.mdp.certificates import public_key
 from zmdp.mdp.errors import RequestRejected, RequestTimeout, ServiceNotFound, WorkerLost
+from zmdp.mdp.security.access import load
+from zmdp.mdp.security.certificates import public_key
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 

@@ -12,7 +12,6 @@ from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises, fr
 
 from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient, connection
 from zmdp.interop.freelance.worker import FreelanceWorker
-from zmdp.mdp.access import load
 from zmdp.mdp.errors import (
     BrokerUnreachable,
     ClosedError,
@@ -20,6 +19,7 @@ from zmdp.mdp.errors import (
     ServiceError,
     SettingError,
 )
+from zmdp.mdp.security.access import load
 
 
 @pytest.fixture

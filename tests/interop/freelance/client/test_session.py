@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.clients.reply import Reply
+from zmdp.clients.calls.reply import Reply
 from zmdp.interop.freelance.client.session import MAX_LOSSES, FreelanceSession
 from zmdp.mdp import wire
 from zmdp.mdp.errors import (

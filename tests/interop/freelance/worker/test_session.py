@@ -9,7 +9,7 @@ from zmdp.interop.freelance.worker import session as module
 from zmdp.interop.freelance.worker.session import FreelanceServerSession
 from zmdp.mdp.wire import error_body, parse_error
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed
-from zmdp.workers.states import CLOSED
+from zmdp.workers.session.states import CLOSED
 
 NOW = 100.0
 SMALL = {"max_message": 1000, "max_frames": 10}

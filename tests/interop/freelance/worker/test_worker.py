@@ -300,7 +300,7 @@ def test_a_worker_becomes_a_server(endpoint):
 def test_errors_of_the_gate_leave_nothing_open(endpoint, tmp_path, caplog):
     from support.access import Folder
 
-    from zmdp.mdp.access import load
+    from zmdp.mdp.security.access import load
 
     access = load(Folder(tmp_path).access)
     with zmq.Context() as context, caplog.at_level(logging.WARNING):

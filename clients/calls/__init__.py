@@ -1,0 +1,1 @@
+"""A call, whatever its dialect: arguments and settings, retries, the reply, the dialog that carries it."""

@@ -1,0 +1,113 @@
+"""The arguments of a request, and their checks, each of which raises `SettingError`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+from ...mdp.errors import SettingError
+from ...mdp.limits import LARGEST
+from .retry import Retry
+
+PROTOCOLS: Final = ("X1", "0.2", "0.1")
+"""What a client speaks with brokers."""
+_ONLY_BYTES: Final = {bytes}
+
+
+class SendArguments(TypedDict, total=False):
+    """Keyword arguments of a request beside its limits."""
+
+    wait: bool
+    headers: Mapping[str, str] | None
+    group: str
+    options: Mapping[str, Any] | None
+    retry: Retry | None
+
+
+class RequestArguments(SendArguments, total=False):
+    """Keyword arguments of a request, which `AsyncClient.request` describes."""
+
+    timeout: float | None
+
+
+class RetriedArguments(RequestArguments, total=False):
+    """Keyword arguments of a request that may take several attempts, which `Client.request` describes."""
+
+    retries: int | None
+
+
+class StreamArguments(RequestArguments, total=False):
+    """Keyword arguments of a stream, which `AsyncClient.stream` describes."""
+
+    deadline: float | None
+
+
+class RetriedStreamArguments(RetriedArguments, total=False):
+    """Keyword arguments of a stream that may take several attempts, which `Client.stream` describes."""
+
+    deadline: float | None
+
+
+def in_group(options: Mapping[str, Any] | None, group: str) -> Mapping[str, Any] | None:
+    """Return `options` with the name of the request's group, if it has one."""
+    given: Any = group
+    if not isinstance(given, str):
+        raise SettingError(f"group is {given!r:.100}: it must be a text, such as the name of a tenant")
+    return {**(options or {}), "group": group} if group else options
+
+
+def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
+    """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
+    if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
+        return frames
+    if set(map(type, frames)) == _ONLY_BYTES:
+        return frames
+    body = []
+    for at, frame in enumerate(frames):
+        if type(frame) is bytes:
+            body.append(frame)
+            continue
+        if not isinstance(frame, bytes | bytearray | memoryview):
+            kind = type(frame).__name__
+            raise SettingError(
+                f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
+            )
+        body.append(bytes(frame))
+    return body or [b""]
+
+
+def checked_timeout(timeout: float, name: str = "timeout") -> float:
+    """Return `timeout`, which is cut to what can be reckoned with, if it is a number of seconds above 0.
+
+    Errors call it `name`.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise SettingError(f"{name} is {timeout!r}: it must be a number of seconds above 0")
+    return min(timeout, LARGEST)
+
+
+def checked_retries(retries: int) -> int:
+    """Return `retries` if it is a whole number, 0 or more."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise SettingError(f"retries is {retries!r}: it must be a whole number, 0 or more")
+    return retries
+
+
+def checked_max_outstanding(most: int) -> int:
+    """Return `most` if it is a whole number, 1 or more."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise SettingError(f"max_outstanding is {most!r}: it must be a whole number, 1 or more")
+    return most
+
+
+def check_legacy(*extensions: object) -> None:
+    """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, a group, options, a deadline, `wait=False` …"""
+    if any(extensions):
+        names = "headers, group, options, deadline, retry and wait=False"
+        raise SettingError(f"{names} require protocol X1: MDP/0.2 cannot carry them")
+
+
+def checked_protocol(protocol: str) -> str:
+    """Return `protocol` if clients speak it."""
+    if protocol not in PROTOCOLS:
+        raise SettingError(f"protocol is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}")
+    return protocol

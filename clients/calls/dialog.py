@@ -1,0 +1,130 @@
+"""The interface that clients require of a protocol.
+
+A client chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog`.  A dialog owns the
+connection; the client above it checks arguments, encodes values and knows which process and event loop it belongs to.
+`Client` reaches the same dialogs through a `BlockingDialog`.
+"""
+
+import asyncio
+from asyncio import Future
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ...mdp import wire
+from .arguments import checked_body, in_group
+from .call import Outcome, encode_options
+from .reply import Reply
+from .retry import Retry
+
+
+class Ask:
+    """A request as a client makes it, with all arguments checked, except those that `encode_options` checks."""
+
+    __slots__ = (
+        "body", "headers", "options", "retries", "retry", "service", "silence", "stream", "timeout", "wait",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        timeout: float | None = None,
+        silence: float | None = None,
+        retries: int = 0,
+        stream: bool = False,
+        wait: Any = True,
+        headers: Any = None,
+        options: Any = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self.service = service
+        self.body = body
+        """The frames."""
+        self.timeout = timeout
+        """Seconds until the FINAL must have arrived."""
+        self.silence = silence
+        """Seconds within which something must arrive, a PARTIAL or the FINAL."""
+        self.retries = retries
+        """How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for it: there,
+        a broker that is lost is noticed at once."""
+        self.stream = stream
+        """Whether parts are delivered as they arrive."""
+        self.wait = wait
+        self.headers = headers
+        self.options = options
+        self.retry = retry
+        """After which errors, and how often, to send it again."""
+
+    def encoded(self, headers: Any) -> bytes:
+        """Return its options as `encode_options` does, with its `wait`, and these headers in place of its own."""
+        return encode_options(self.options, headers, self.wait)
+
+
+def new_ask(
+    service: Any, frames: Any, timeout: Any, wait: Any, headers: Any, group: Any, options: Any, retry: Retry | None
+) -> Ask:
+    """Return the request that these arguments describe.  Raises `SettingError` for a service, body or group that is
+    invalid."""
+    body = frames if len(frames) == 1 and type(frames[0]) is bytes else checked_body(frames)
+    if group != "":
+        options = in_group(options, group)
+    return Ask(wire.service_name(service), body, timeout, None, 0, False, wait, headers, options, retry)
+
+
+class Receiver(Protocol):
+    """Gets what a request results in.  An `asyncio.Future` can take its place if the request does not stream."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Take a part, the reply (a `Reply` whose `final` is true) or the error.  Nothing follows the last two."""
+
+
+class Begun(Protocol):
+    """A request that has begun."""
+
+    receiver: Any
+    """Gets its outcomes; None once it needs no more."""
+
+
+class Dialog(Protocol):
+    """Requests over one protocol, made in one event loop."""
+
+    loop: asyncio.AbstractEventLoop | None
+    """The event loop, once it is known."""
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+
+    def begin(self, receiver: "Receiver | asyncio.Future[Any]", ask: Ask, options: bytes) -> Begun:
+        """Send a request, or have it wait until others end, and return it.
+
+        Args:
+            receiver: Gets each part if it is a stream, otherwise the whole reply; or the error.  Nothing before this
+                returns.
+            ask: The request.
+            options: What `encode_options` made of its options, its `wait`, and its headers with those of the trace; a
+                legacy protocol has none.
+
+        Raises `SettingError` for what the protocol cannot carry, and `ClosedError`.
+        """
+
+    def cancel(self, call: Any) -> None:
+        """Cancel a request, unless it has ended.  Its receiver gets nothing more."""
+
+    def close(self) -> None:
+        """End every outstanding request with `ClosedError` and close the connection."""
+
+
+def deliver(receiver: Any, outcome: Outcome) -> None:
+    """Give a receiver an outcome; one that raises must not keep the others from getting theirs."""
+    if type(receiver) is not Future:
+        try:
+            receiver.put(outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the receiver's
+            context = {"message": f"{receiver!r} raised an exception", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+    elif not receiver.done():
+        if isinstance(outcome, Reply):
+            receiver.set_result(outcome)
+        else:
+            receiver.set_exception(outcome)

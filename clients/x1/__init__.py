@@ -1,0 +1,1 @@
+"""The client's side of X1: a state machine, and its connections in an event loop."""

@@ -1,0 +1,1 @@
+"""Keys, certificates, tokens, and the access file of a broker."""

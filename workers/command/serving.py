@@ -1,0 +1,124 @@
+"""Serves in this process: the end of `mdworker`, and of each process that it supervises."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from ...interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
+from ...mdp.cli import notify
+from ...mdp.cli.console import EXIT_FAILED
+from ...mdp.cli.shutdown import Shutdown
+from ...mdp.errors import SettingError
+from ...mdp.program.logs import counted, enable_again, fields_of
+from ...mdp.services.schedule import shown
+from ..aio import AsyncWorker
+from ..mdworker import Worker
+from ..processes.supervised import ProcessLimits, SupervisorLink
+from ..services import ServicesWorker
+
+MAX_SHOWN: Final = 10
+"""Maximum number of unfinished requests, or of services, that the log names."""
+
+RESTART: Final = "restart it to run new code, or start it with --processes N, whose processes SIGHUP replaces"
+
+AnyWorker = Worker | AsyncWorker
+Offering = AnyWorker | ServicesWorker
+Watched = Callable[[Callable[[], bool]], None]
+"""Has a worker tell that it is alive, given its `turning` (`notify.ready`)."""
+
+log = logging.getLogger("zmdp.worker")
+
+
+def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, limits: ProcessLimits) -> int:
+    """Serve until a signal says to stop.  Return the exit code."""
+    started = f"offering {described(worker)}; Ctrl-C stops it"
+    # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
+    # which also kills it if need be.
+    with Shutdown(
+        worker.stop, limit=drain_timeout, unfinished=partial(_unfinished, worker), exits=link is None,
+        restart=RESTART, logger=log,
+    ) as shutdown:  # fmt: skip
+        if link is not None:
+
+            def orphaned() -> None:
+                shutdown.begin()
+                log.warning("the supervisor process has died: stopping")
+                worker.stop()
+
+            os.environ.pop(notify.ADDRESS, None)  # the supervisor tells
+            link.watch(worker, limits, orphaned)
+            watched: Watched = partial(notify.watchdog, alive=link.alive, process=link.supervisor)
+        else:
+            watched = partial(notify.ready, serving=lambda: worker.registered)
+        if isinstance(worker, ServicesWorker):
+            return asyncio.run(_serve_services(worker, started, watched))
+        if isinstance(worker, AsyncWorker):
+            asyncio.run(_serve_async(worker, started, watched))
+        else:
+            worker.start()
+            log.info(started)
+            watched(worker.turning)
+            worker.wait()
+    return 0
+
+
+def described(worker: Offering) -> str:
+    """Return what a worker offers, and where."""
+    workers = worker.workers if isinstance(worker, ServicesWorker) else [worker]
+    names = ", ".join(each.service.decode() for each in workers[:MAX_SHOWN])
+    more = f" and {len(workers) - MAX_SHOWN} more" if len(workers) > MAX_SHOWN else ""
+    brokers = " or ".join(workers[0].settings.endpoints)
+    concurrency = f", concurrency {workers[0].settings.concurrency}" if len(workers) == 1 else ""
+    return f"{names}{more} at {brokers}{concurrency}"
+
+
+def scheduled(worker: ServicesWorker) -> list[str]:
+    """Return a line for each service that has a schedule, which no worker follows by itself."""
+    text = "{}: a Titanic is to submit a request {}; without one, nothing does"
+    return [text.format(each.name, shown(each.schedule)) for each in worker.offered if each.schedule]
+
+
+async def _serve_async(worker: AsyncWorker, started: str, watched: Watched) -> None:
+    worker.start()
+    log.info(started)
+    watched(notify.event_loop())
+    await worker.wait()
+
+
+async def _serve_services(worker: ServicesWorker, started: str, watched: Watched) -> int:
+    """Serve, and return the exit code.  What a lifespan raises is logged, as is what a handler raises."""
+    try:
+        await worker.start()
+    except SettingError:
+        raise
+    except Exception:
+        enable_again()  # the lifespan may have configured `logging`
+        log.exception("the lifespan failed at the start, so nothing is served")
+        return EXIT_FAILED
+    enable_again()
+    log.info(started)
+    for line in scheduled(worker):
+        log.info("%s", line)
+    watched(notify.event_loop())
+    try:
+        await worker.wait()
+    except Exception:
+        log.exception("the lifespan failed at the end")
+        return EXIT_FAILED
+    return 0
+
+
+def _unfinished(worker: Offering) -> str:
+    """Describe the requests whose handlers have not ended."""
+    requests = worker.requests
+    if not requests:
+        return "waiting for a handler whose request has been given up before, or for the broker to confirm the end"
+    shown = [str(fields_of(request).get("request_id", "")) for request in requests[:MAX_SHOWN]]
+    names = ", ".join(shown + ["…"] * (len(requests) > MAX_SHOWN))
+    freelance = isinstance(worker, FreelanceWorker | AsyncFreelanceWorker)
+    then = "their clients try other servers" if freelance else "other workers get them"
+    services = ", ".join(sorted({request.service for request in requests})[:MAX_SHOWN])
+    return f"{counted(len(requests), 'request')} of {services} ({names}); {then}"

@@ -1,0 +1,1 @@
+"""The worker's side of MDP as a state machine, without sockets."""
