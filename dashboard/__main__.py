@@ -20,13 +20,13 @@ from ..mdp.http.server import Server, run
 from ..mdp.program import logs
 from ..mdp.program.control import SPARK
 from ..mdp.security.keys import ClientKeys
-from .broker import BrokerSection
-from .control import ControlServices
-from .limits import limits_for
-from .observer import Observer
-from .shell import Shell
-from .spark import SparkSection
-from .visitors import Visitors, visitors_of
+from .broker.observer import Observer
+from .broker.pages import BrokerSection
+from .shell.limits import limits_for
+from .shell.shell import Shell
+from .shell.visitors import Visitors, visitors_of
+from .spark.drivers import ControlServices
+from .spark.pages import SparkSection
 
 NICENESS: Final = 5
 """When the processor is short, the broker comes first."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -18,16 +20,20 @@ from ...clients.calls.call import Call, Outcome
 from ...clients.calls.reply import Reply
 from ...clients.values import encoded
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
+from ...mdp.http.asgi import read_body
 from ...mdp.http.problems import Problem, RawHeaders
+from ...mdp.http.server import Server
 from ...mdp.services import About
-from . import jobs, metrics, openapi, stream
-from .accept import preferred
-from .gateway import Gateway, Scope, on_disconnect
-from .problems import problem_of
-from .request_body import read_body
-from .rows import own_types, stream_types, values
-from .service_list import list_services
-from .translation import AS_DATA, EVENT_STREAM, LINES, PREFIX, Asked, body_of, frames_of, service_of
+from ..gateway import Gateway, Scope, on_disconnect
+from ..problems import problem_of
+from ..service_list import list_services
+from . import metrics
+from .jobs import routes as jobs
+from .openapi import document as openapi
+from .services import stream
+from .services.accept import preferred
+from .services.rows import own_types, stream_types, values
+from .services.translation import AS_DATA, EVENT_STREAM, LINES, PREFIX, Asked, body_of, frames_of, service_of
 
 READY_TIMEOUT_SECONDS: Final = 5.0
 _ALLOW: Final = [(b"allow", b"POST")]
@@ -277,3 +283,8 @@ def application(gateway: Gateway) -> Any:
         found, gateway.settings.allow_origins, ("GET", "POST", "DELETE"), ("*",),
         expose_headers=("location", "retry-after"),
     )  # fmt: skip
+
+
+def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None) -> Server:
+    """Return the server of a gateway."""
+    return Server(application(gateway), gateway.settings, listener, tls, owner=gateway)

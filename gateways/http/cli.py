@@ -18,8 +18,8 @@ from ...mdp.errors import SettingError
 from ...mdp.program.extras import install_command
 from ...mdp.security.keys import ClientKeys
 from ..descriptors import raise_descriptor_limit
+from ..serving import SECTIONS, Serving, bind_option, serving_options
 from ..upstream import Upstream
-from .serving import SECTIONS, Serving, bind_option, serving_options
 
 DEFAULT_BIND: Final = "127.0.0.1:8080"
 
@@ -48,8 +48,9 @@ def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, l
     """
     try:
         from ...mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
-        from . import server as http  # noqa: PLC0415
-        from .gateway import Gateway  # noqa: PLC0415
+        from .. import program  # noqa: PLC0415
+        from ..gateway import Gateway  # noqa: PLC0415
+        from .app import gateway_server  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
             raise
@@ -63,16 +64,16 @@ def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, l
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
-        server = http.gateway_server(gateway, listener, tls)
+        server = gateway_server(gateway, listener, tls)
 
         def ready() -> None:
             click.echo(server.url)
             sys.stdout.flush()
-            http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
+            program.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
             if warning := serving.warning():
-                http.log.warning("%s", warning)
+                program.log.warning("%s", warning)
             gc.freeze()  # what is there now stays
 
-        return await http.serve(gateway, server, ready)
+        return await program.serve(gateway, server, ready)
 
     return run(main)

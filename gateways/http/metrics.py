@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from .gateway import Gateway
+from ..gateway import Gateway
 
 
 class _GatewayCollector(Collector):

@@ -11,8 +11,8 @@ from mcp.server import ServerRequestContext
 from ...clients.calls.reply import Reply
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, ZmdpError
 from ...mdp.http.problems import Problem
-from ..http.access import Caller
-from ..http.gateway import Gateway
+from ..access import Caller
+from ..gateway import Gateway
 from .tools import ServiceTool, failure
 
 Context = ServerRequestContext[Any, Any]

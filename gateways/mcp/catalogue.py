@@ -9,9 +9,9 @@ from ...mdp.errors import ZmdpError
 from ...mdp.http.problems import Problem
 from ...mdp.program.control import SPARK
 from ...mdp.security.access import Permissions
-from ..http.access import Caller
-from ..http.gateway import Gateway
-from ..http.service_list import list_services
+from ..access import Caller
+from ..gateway import Gateway
+from ..service_list import list_services
 from .names import MAX_NAME, service_name
 from .tools import ServiceTool
 

@@ -19,7 +19,7 @@ from ...mdp.errors import SettingError
 from ...mdp.program.extras import install_command
 from ...mdp.security.keys import ClientKeys
 from ..descriptors import raise_descriptor_limit
-from ..http.serving import SECTIONS, Serving, bind_option, serving_options
+from ..serving import SECTIONS, Serving, bind_option, serving_options
 from ..upstream import Upstream
 
 TIMEOUT_SECONDS: Final = 50.0
@@ -69,11 +69,11 @@ def cli(
     """
     try:
         from ...mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
-        from ..http import server as http  # noqa: PLC0415
-        from ..http.gateway import Gateway  # noqa: PLC0415
+        from .. import program  # noqa: PLC0415
+        from ..gateway import Gateway  # noqa: PLC0415
         from . import stdio  # noqa: PLC0415
         from .catalogue import Catalogue  # noqa: PLC0415
-        from .server import McpServer  # noqa: PLC0415
+        from .protocol import McpServer  # noqa: PLC0415
         from .streamable_http import McpHttpServer  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
@@ -97,10 +97,10 @@ def cli(
         def ready() -> None:
             click.echo(serves.url)
             sys.stdout.flush()
-            http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", serves.url, ", ".join(broker))
+            program.log.info("ready at %s for the broker at %s; Ctrl-C stops it", serves.url, ", ".join(broker))
             if warning := serving.warning():
-                http.log.warning("%s", warning)
+                program.log.warning("%s", warning)
 
-        return await http.serve(gateway, serves, ready)
+        return await program.serve(gateway, serves, ready)
 
     return asyncio.run(main()) if listener is None else run(main)

@@ -11,9 +11,9 @@ import anyio
 from mcp.server.stdio import stdio_server
 
 from ...mdp.cli.shutdown import Shutdown, in_loop
-from ..http.gateway import Gateway
+from ..gateway import Gateway
 from ..upstream import NOTHING_IN_PROGRESS
-from .server import McpServer
+from .protocol import McpServer
 
 log = logging.getLogger("zmdp.gateway")
 

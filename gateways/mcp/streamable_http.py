@@ -12,8 +12,8 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from ...mdp.http.problems import Problem
 from ...mdp.http.server import Server
-from ..http.gateway import Gateway
-from .server import MAX_SESSIONS, McpServer
+from ..gateway import Gateway
+from .protocol import MAX_SESSIONS, McpServer
 
 PATH: Final = "/mcp"
 

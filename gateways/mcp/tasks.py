@@ -26,9 +26,9 @@ from ...clients.calls.reply import Reply
 from ...mdp.errors import InvalidUUID, ServiceError, UnknownTicket
 from ...mdp.services import About
 from ...titanic.api.client import AsyncTicket, AsyncTitanic
-from ..http.access import Caller
-from ..http.gateway import Gateway
-from ..http.titanic_client import Registered, TitanicClient
+from ..access import Caller
+from ..gateway import Gateway
+from ..http.jobs.titanic_client import Registered, TitanicClient
 from .calls import Context, collected
 from .names import TASK_CANCEL, TASK_RESULT, service_name
 from .tools import ServiceTool, failure

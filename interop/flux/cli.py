@@ -26,8 +26,8 @@ from ...mdp.cli.shutdown import Shutdown, drain_timeout_option, in_loop
 from ...mdp.errors import SettingError
 from ...mdp.program.logs import counted
 from ...mdp.security.keys import ClientKeys
-from .instance import MAX_SERVICES
-from .server import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
+from .gateway import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
+from .instance.instance import MAX_SERVICES
 from .wire.framing import MAX_MESSAGE
 
 DEFAULT_DRAIN_SECONDS: Final = 10.0

@@ -14,7 +14,7 @@ from ...gateways.upstream import Upstream
 from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last
 from ...workers.session.request import Request
-from .effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, ServingMachine, Withdraw
+from .session.effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, ServingMachine, Withdraw
 
 MAX_OUTSTANDING: Final = 1000
 """Outstanding requests of one connection from which on nothing more is read from it."""

@@ -20,8 +20,9 @@ from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp import Services
-from zmdp.gateways.http import access, cli
-from zmdp.gateways.http.problems import SERVICE_ERROR
+from zmdp.gateways import access
+from zmdp.gateways.http import cli
+from zmdp.gateways.problems import SERVICE_ERROR
 from zmdp.mdp.http.problems import KINDS, TYPE_BASE
 from zmdp.workers import Worker
 

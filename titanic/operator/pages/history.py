@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ....dashboard.charts import Chart, chart
-from ....dashboard.formats import number, seconds
-from ....dashboard.history import SPAN_SECONDS, STEP_SECONDS, History
+from ....dashboard.shell.charts import Chart, chart
+from ....dashboard.shell.formats import number, seconds
+from ....dashboard.shell.timeline import SPAN_SECONDS, STEP_SECONDS, History
 from ....mdp.histogram import Histogram
 from ...db.metrics import OK
 

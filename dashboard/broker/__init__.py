@@ -1,0 +1,1 @@
+"""What the broker tells about itself, its pages and its metrics."""

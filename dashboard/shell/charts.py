@@ -1,0 +1,219 @@
+"""Charts as SVG: lines over the last hour, histograms, and the links of a broker."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from ...mdp.histogram import Histogram
+from .formats import number, seconds
+from .timeline import SPAN_SECONDS
+
+WIDTH: Final = 600
+HEIGHT: Final = 120
+SPANS: Final = ((300, "5 min"), (900, "15 min"), (1800, "30 min"), (SPAN_SECONDS, "1 h"))
+"""What charts show: as much as there is, in seconds and as text."""
+GAP_STEPS: Final = 2.5
+"""A line is interrupted where points are missing for so many steps."""
+
+
+class Moment(Protocol):
+    """Something that a chart shows."""
+
+    @property
+    def at(self) -> float:
+        """The monotonic time."""
+
+
+Point = TypeVar("Point", bound=Moment)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line: the `d` of its path and of the area below it."""
+
+    kind: str
+    path: str
+    area: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the last hour."""
+
+    title: str
+    current: str
+    """The last value, as text."""
+    top: str
+    """What the upper edge stands for."""
+    lines: Sequence[Line]
+    span: str
+    """How far it goes back."""
+    legend: Sequence[tuple[str, str]] = ()
+    """The kind of each line, and its name."""
+
+    @property
+    def description(self) -> str:
+        """The chart in words, for those who cannot see it."""
+        return f"{self.title} in the last {self.span}: at most {self.top}, now {self.current}"
+
+
+def chart(
+    title: str,
+    points: Sequence[Point],
+    series: Sequence[tuple[str, str, Callable[[Point], float | None]]],
+    *,
+    now: float,
+    step: float,
+    show: Callable[[float | None], str] = number,
+    current: str = "",
+) -> Chart:
+    """Return a chart of some series, each with its kind, its name and its value at a point."""
+    values = [value for point in points for _, _, of in series if (value := of(point)) is not None]
+    top = _round_up(max(values, default=0.0))
+    age = now - points[0].at if points else 0.0
+    span, called = next((each for each in SPANS if each[0] >= age), SPANS[-1])
+    lines = [_line(kind, points, of, now, span, step, top) for kind, _, of in series]
+    last = series[0][2](points[-1]) if points else None
+    legend = [(kind, name) for kind, name, _ in series] if len(series) > 1 else []
+    return Chart(title, current or show(last), show(top), lines, called, legend)
+
+
+def _line(
+    kind: str,
+    points: Sequence[Point],
+    of: Callable[[Point], float | None],
+    now: float,
+    span: float,
+    step: float,
+    top: float,
+) -> Line:
+    runs: list[list[tuple[float, float]]] = [[]]
+    last_at = None
+    for point in points:
+        value = of(point)
+        if value is None or (last_at is not None and point.at - last_at > GAP_STEPS * step):
+            runs.append([])
+        last_at = point.at
+        if value is not None:
+            x = WIDTH * (1 - (now - point.at) / span)
+            runs[-1].append((max(x, 0.0), HEIGHT - (HEIGHT - 2) * min(value / top, 1.0)))
+    paths, areas = [], []
+    for run in runs:
+        if not run:
+            continue
+        if len(run) == 1:
+            run = [(max(run[0][0] - 2, 0), run[0][1]), run[0]]  # noqa: PLW2901 - a dot would not be seen
+        drawn = "L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+        paths.append(f"M{drawn}")
+        areas.append(f"M{run[0][0]:.1f} {HEIGHT}L{drawn}L{run[-1][0]:.1f} {HEIGHT}Z")
+    return Line(kind, "".join(paths), "".join(areas))
+
+
+def _round_up(value: float) -> float:
+    """Return the next of 1, 2, 2.5, 5, 10, …"""
+    if value <= 0:
+        return 1.0
+    power = 1.0
+    while power * 10 <= value:
+        power *= 10
+    while power > value:
+        power /= 10
+    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= value * (1 - 1e-9))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a histogram; `label` is its upper bound."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+    title: str
+
+
+def bars(histogram: Histogram, bounds: Sequence[float]) -> list[Bar]:
+    """Return the bars of a histogram, from the first bucket that has a time to the last."""
+    counts = list(histogram.buckets)
+    used = [index for index, count in enumerate(counts) if count]
+    if not used:
+        return []
+    first, last = max(used[0] - 1, 0), min(max(used[-1] + 1, used[0] + 5), len(bounds))
+    counts += [0] * (last + 1 - len(counts))
+    width, most = WIDTH / (last + 1 - first), max(counts)
+    found = []
+    for place, index in enumerate(range(first, last + 1)):
+        height = (HEIGHT - 4) * counts[index] / most
+        if counts[index]:
+            height = max(height, 1.5)
+        lower = seconds(bounds[index - 1]) if index else "0"
+        between = f"{lower} to {seconds(bounds[index])}" if index < len(bounds) else f"more than {lower}"
+        label = seconds(bounds[index]) if index < len(bounds) else f"> {lower}"
+        share = counts[index] / histogram.count
+        title = f"{between}: {number(counts[index])} requests ({100 * share:.1f} %)"
+        found.append(Bar(place * width + 1, HEIGHT - height, width - 2, height, label, title))
+    return found
+
+
+@dataclass(frozen=True)
+class Node:
+    """A broker in the drawing."""
+
+    name: str
+    x: int
+    y: int
+    kind: str
+    """`self`, the kind of its link, or `far`."""
+    state: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Brokers and the links between them."""
+
+    width: int
+    height: int
+    nodes: Sequence[Node]
+    edges: Sequence[tuple[str, str, str]]
+    """The path, the state and the title of each."""
+
+
+NODE_WIDTH: Final = 170
+NODE_HEIGHT: Final = 40
+_COLUMN: Final = 250
+_ROW: Final = 62
+MAX_DRAWN: Final = 40
+
+
+def drawing(brokers: Mapping[str, Any]) -> Drawing:
+    """Draw the brokers that can be reached: nearest first, from left to right."""
+    links: dict[str, Mapping[str, Any]] = {}
+    for link in brokers["links"]:
+        name = link["broker"] or link["endpoint"]
+        if name not in links or link["state"] == "up":  # of several to the same broker, one is used
+            links[name] = link
+    columns: dict[int, list[tuple[str, str, str, str]]] = {}
+    for name, link in links.items():
+        columns.setdefault(1, []).append((name, link["kind"], link["state"], ""))
+    for row in brokers["brokers"][:MAX_DRAWN]:
+        if row["name"] not in links:
+            columns.setdefault(row["hops"], []).append((row["name"], "far", "up", row["over"]))
+    tallest = max((len(column) for column in columns.values()), default=1)
+    height = tallest * _ROW
+    nodes = [Node(brokers["name"], 0, (height - NODE_HEIGHT) // 2, "self", "up")]
+    places = {brokers["name"]: nodes[0]}
+    edges = []
+    for place, hops in enumerate(sorted(columns), 1):
+        column = columns[hops]
+        for index, (name, kind, state, over) in enumerate(column):
+            y = round((index + 0.5) * height / len(column) - NODE_HEIGHT / 2)
+            node = Node(name, place * _COLUMN, y, kind, state)
+            start = places.get(over, nodes[0])
+            x1, y1 = start.x + NODE_WIDTH, start.y + NODE_HEIGHT // 2
+            x2, y2 = node.x, node.y + NODE_HEIGHT // 2
+            middle = (x1 + x2) // 2
+            edges.append((f"M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}", state, f"{kind}: {state}"))
+            nodes.append(node)
+            places.setdefault(name, node)
+    return Drawing((len(columns) + 1) * _COLUMN - (_COLUMN - NODE_WIDTH), height, nodes, edges)
