@@ -22,9 +22,8 @@ from ..mdp.program.control import SPARK
 from ..mdp.security.keys import ClientKeys
 from .broker.observer import Observer
 from .broker.pages import BrokerSection
-from .shell.limits import limits_for
 from .shell.shell import Shell
-from .shell.visitors import Visitors, visitors_of
+from .shell.visitors import Visitors, limits_for, visitors_of
 from .spark.drivers import ControlServices
 from .spark.pages import SparkSection
 

@@ -1,24 +1,47 @@
-"""What every part of the HTTP gateway shares: the broker's side, who may do what, and its limits."""
+"""What HTTP and agents share: the broker's side of a gateway, its settings, who may do what, and its limits."""
 
-import asyncio
+import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
+from ..mdp.http.limits import ServerLimits, limit
 from ..mdp.http.problems import Problem
 from .access import Access, Caller
 from .descriptions import Descriptions
-from .settings import Settings
 from .upstream import Upstream
 
 _ADDRESS: Final = re.compile(rb"(?:localhost|[0-9.]+|\[[0-9a-fA-F:.]+\])(?::\d+)?")
 Scope = Any
 """An ASGI scope."""
+LIST_SECONDS: Final = 3.0
+"""How long the broker may take to list services: it does not wait for workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ServerLimits):
+    """The settings of a gateway; the command line has the same names and defaults."""
+
+    timeout: float = limit(15.0, "seconds", "How long a request may take, if it does not say.")
+    max_timeout: float = limit(3600.0, "seconds", "Longest time that a request may ask for.")
+    max_parts: int = limit(1000, "parts", "Maximum number of parts of a multipart body.")
+    max_unread: int = limit(16 << 20, "bytes", "How much of a stream may wait for a slow reader before it ends.")
+    max_outstanding: int = limit(10_000, "requests", "Maximum number of unanswered requests of all callers.")
+    allow_origins: tuple[str, ...] = ()
+    """Origins of pages that may use the gateway from a browser; `*` allows all."""
 
 
 class Gateway:
-    """The gateway: `jobs.py` and `openapi.py` get it, and use what is public here."""
+    """The state of a gateway, which every part of it uses.
+
+    Args:
+        upstream: Its client at the broker.
+        settings: Its limits.
+        access: Who may do what; None if everybody may do everything.
+        on_behalf: Whether requests are made on behalf of the callers' roles: the gateway has a key.
+    """
 
     def __init__(
         self, upstream: Upstream, settings: Settings, access: Access | None = None, *, on_behalf: bool = False
@@ -27,9 +50,8 @@ class Gateway:
         self.descriptions = Descriptions(upstream.client)
         self.settings = settings
         self.access = access
-        """Who may do what; None if everybody may do everything.  A reload replaces it."""
+        """A reload replaces it."""
         self.on_behalf = on_behalf
-        """Whether requests are made on behalf of the callers' roles: the gateway has a key."""
         self.accepted = 0
         """Requests that were not refused because of a limit."""
         self.outstanding = 0
@@ -82,6 +104,22 @@ class Gateway:
         """Return the options with which requests of `caller` are made at the broker."""
         return caller.options if self.on_behalf else None
 
+    async def list_services(self, caller: Caller) -> dict[str, Any]:
+        """Return the services that exist now and that `caller` may know of and call, as `mmi.services` describes them.
+
+        Raises `Problem` if the caller may not know of any.
+        """
+        self.check_call(caller, b"mmi.services")
+        with self.admit():
+            reply = await self.upstream.client.request(
+                "mmi.services", b"", timeout=LIST_SECONDS, options=self.options(caller)
+            )
+        found = json.loads(reply[0])
+        if not isinstance(found, dict):
+            raise Problem("not-allowed", "the broker's access file does not let this role know of services (mmi)")
+        found["services"] = [row for row in found["services"] if caller.may_call(row["name"].encode())]
+        return found
+
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
@@ -117,19 +155,3 @@ class Gateway:
 def _is_address(host: bytes) -> bool:
     """Return whether no other site can have this name: others can let their names stand for this computer as well."""
     return _ADDRESS.fullmatch(host) is not None
-
-
-@contextmanager
-def on_disconnect(receive: Any, then: Callable[[], None]) -> Generator[None]:
-    """Within this context, call `then` once the client of a request disconnects, whose body has been read."""
-    watching = asyncio.ensure_future(_watch(receive, then))
-    try:
-        yield
-    finally:
-        watching.cancel()
-
-
-async def _watch(receive: Any, then: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    then()

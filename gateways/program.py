@@ -1,11 +1,14 @@
-"""Runs the gateway."""
+"""Runs a gateway that listens, and reads its access file again on SIGHUP."""
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+import click
 
 from ..mdp.cli import notify
 from ..mdp.cli.shutdown import Shutdown, in_loop
@@ -45,8 +48,11 @@ def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
         log.info("read the access file again: %s", counted(len(access.roles), "role"))
 
 
-async def serve(gateway: Gateway, server: Server, ready: Callable[[], object] = lambda: None) -> int:
-    """Call `ready`, and serve until SIGTERM or SIGINT.  Return the exit code."""
+async def serve(gateway: Gateway, server: Server, warning: str = "") -> int:
+    """Print the server's URL, and serve until SIGTERM or SIGINT.  Return the exit code.
+
+    `warning` tells the operator what is dangerous about it, if anything is.
+    """
 
     def unfinished() -> str:
         left = server.outstanding
@@ -57,7 +63,12 @@ async def serve(gateway: Gateway, server: Server, ready: Callable[[], object] = 
         stop, stop, limit=gateway.settings.drain_timeout, unfinished=unfinished,
         reload=in_loop(partial(reload, gateway)), logger=log,
     ):  # fmt: skip
-        ready()
+        click.echo(server.url)
+        sys.stdout.flush()
+        log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, gateway.upstream.endpoints)
+        if warning:
+            log.warning("%s", warning)
+        gc.freeze()  # objects that exist now are never collected
         notify.ready(notify.event_loop())
         try:
             await server.run()

@@ -14,7 +14,7 @@ from ..mdp.cli.console import Address, Decorator, Number, options
 from ..mdp.errors import BindError
 from ..mdp.transport.tcp import is_loopback, listen
 from .access import Access, load
-from .settings import Settings
+from .gateway import Settings
 
 SECTIONS: Final = {
     "Access control and TLS": ("access", "insecure", "tls_cert", "tls_key", "allow_hosts", "allow_origins"),

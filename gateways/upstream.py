@@ -1,7 +1,10 @@
 """The side of a gateway that faces the broker: one client, and one worker for each service that peers offer."""
 
 import asyncio
+import logging
+import resource
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self
 
 import zmq
@@ -20,6 +23,10 @@ NOTHING_IN_PROGRESS: Final = "waiting for the broker, which does not answer; no 
 """What a gateway gives up at its limit if it was not given more to do."""
 MAX_SOCKETS: Final = 60_000
 """Sockets of all workers, some for each."""
+OTHER_DESCRIPTORS: Final = 200
+"""Descriptors that a gateway needs in addition to those of connections and services."""
+
+log = logging.getLogger("zmdp.gateway")
 
 
 class Upstream:
@@ -35,6 +42,8 @@ class Upstream:
         self, broker: str | Sequence[str], *, keys: ClientKeys | None = None, timeout: float | None = None
     ) -> None:
         self._broker = broker
+        self.endpoints = broker if isinstance(broker, str) else ", ".join(broker)
+        """The brokers, for people."""
         self._keys = keys
         self.client = AsyncClient(broker, timeout=timeout, key=keys)
         self._context = own_context()  # for all workers: each context has a thread
@@ -79,3 +88,16 @@ class Upstream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def raise_descriptor_limit(wanted: int) -> None:
+    """Let this process have `wanted` descriptors and `OTHER_DESCRIPTORS`, or as many as the system allows."""
+    wanted += OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(ValueError, OSError):  # the system's own limit is lower
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+        log.warning("the system allows %d descriptors, of which %d may be needed (ulimit -n)", allowed, wanted)

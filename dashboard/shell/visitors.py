@@ -4,17 +4,20 @@ import hmac
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, ClassVar, Final
 
 from starlette.requests import HTTPConnection
 
+from ...mdp.http.limits import ServerLimits
 from ...mdp.security.tokens import bearer, digest_of
 
 SESSION_SECONDS: Final = 12 * 3600
 """How long a session lasts after its last use."""
 MAX_SESSIONS: Final = 1000
+LIMITS: Final = ServerLimits(max_body=64 << 10, max_header_bytes=16 << 10, body_timeout=10.0, keep_alive=30.0)
+"""What visitors may do to the server."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,12 @@ def visitors_of(told: Mapping[str, Mapping[str, Any]] | None) -> dict[bytes, Vis
     if told is None:
         return None
     return {bytes.fromhex(digest): Visitor(each["role"], each["look"], each["act"]) for digest, each in told.items()}
+
+
+def limits_for(*, everybody: bool, local: bool) -> ServerLimits:
+    """Return the limits of a server that admits `everybody`, or holders of tokens, and that is only for `local` users.
+
+    If both are true, URLs must have a name of this machine: otherwise another site could let its own name point here,
+    and read the pages in the browser of a visitor.
+    """
+    return replace(LIMITS, hosts=frozenset()) if everybody and local else LIMITS

@@ -1,7 +1,5 @@
 """The command `mdp-gateway http`."""
 
-import gc
-import sys
 from typing import Final
 
 import click
@@ -14,12 +12,10 @@ from ...mdp.cli.console import (
     log_level_option,
     log_to_stderr,
 )
-from ...mdp.errors import SettingError
-from ...mdp.program.extras import install_command
+from ...mdp.program.extras import needs_extra
 from ...mdp.security.keys import ClientKeys
-from ..descriptors import raise_descriptor_limit
 from ..serving import SECTIONS, Serving, bind_option, serving_options
-from ..upstream import Upstream
+from ..upstream import Upstream, raise_descriptor_limit
 
 DEFAULT_BIND: Final = "127.0.0.1:8080"
 
@@ -46,15 +42,11 @@ def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, l
       1  cannot listen; or stopped before that, by --drain-timeout or a second signal
       2  invalid usage, or a package is missing
     """
-    try:
+    with needs_extra("web"):
         from ...mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
         from .. import program  # noqa: PLC0415
         from ..gateway import Gateway  # noqa: PLC0415
         from .app import gateway_server  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("zmdp"):
-            raise
-        raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('web')}") from None
     serving.check()
     rules, settings, tls = serving.rules(), serving.settings(), serving.tls()
     log_to_stderr(log_level)
@@ -64,16 +56,6 @@ def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, l
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
-        server = gateway_server(gateway, listener, tls)
-
-        def ready() -> None:
-            click.echo(server.url)
-            sys.stdout.flush()
-            program.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
-            if warning := serving.warning():
-                program.log.warning("%s", warning)
-            gc.freeze()  # what is there now stays
-
-        return await program.serve(gateway, server, ready)
+        return await program.serve(gateway, gateway_server(gateway, listener, tls), serving.warning())
 
     return run(main)

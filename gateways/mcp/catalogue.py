@@ -11,9 +11,7 @@ from ...mdp.program.control import SPARK
 from ...mdp.security.access import Permissions
 from ..access import Caller
 from ..gateway import Gateway
-from ..service_list import list_services
-from .names import MAX_NAME, service_name
-from .tools import ServiceTool
+from .tools import MAX_NAME, ServiceTool, service_name
 
 WATCH_SECONDS: Final = 2.0
 _OWN: Final = ("mmi.", "titanic.", SPARK)
@@ -34,7 +32,7 @@ class Catalogue:
 
     async def tools(self, caller: Caller) -> list[ServiceTool]:
         """Return those that the caller may call, by name.  Raises `Problem` or `ZmdpError`."""
-        rows = (await list_services(self._gateway, caller))["services"]
+        rows = (await self._gateway.list_services(caller))["services"]
         offered = [row["name"] for row in rows if row["workers"] or row["remote_credit"]]
         found = await self._gateway.descriptions.of_all(offered, newest=True)
         tools = [ServiceTool(name, about) for name, about in sorted(found.items())]
@@ -61,7 +59,7 @@ class Catalogue:
         told: object = None
         while True:
             with suppress(ZmdpError, Problem):
-                rows = (await list_services(self._gateway, Caller.anybody))["services"]
+                rows = (await self._gateway.list_services(Caller.anybody))["services"]
                 now = [(row["name"], row["workers"]) for row in rows]
                 if now != seen:
                     self._gateway.descriptions.forget()

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from typing import Final
 
 import click
@@ -15,12 +14,10 @@ from ...mdp.cli.console import (
     log_level_option,
     log_to_stderr,
 )
-from ...mdp.errors import SettingError
-from ...mdp.program.extras import install_command
+from ...mdp.program.extras import needs_extra
 from ...mdp.security.keys import ClientKeys
-from ..descriptors import raise_descriptor_limit
 from ..serving import SECTIONS, Serving, bind_option, serving_options
-from ..upstream import Upstream
+from ..upstream import Upstream, raise_descriptor_limit
 
 TIMEOUT_SECONDS: Final = 50.0
 """Less than the minute that clients wait for an answer, so that the gateway says what is wrong before they give up."""
@@ -67,7 +64,7 @@ def cli(
       1  cannot listen; or stopped before that, by --drain-timeout or a signal
       2  invalid usage, or a package is missing
     """
-    try:
+    with needs_extra("mcp"):
         from ...mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
         from .. import program  # noqa: PLC0415
         from ..gateway import Gateway  # noqa: PLC0415
@@ -75,10 +72,6 @@ def cli(
         from .catalogue import Catalogue  # noqa: PLC0415
         from .protocol import McpServer  # noqa: PLC0415
         from .streamable_http import McpHttpServer  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("zmdp"):
-            raise
-        raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('mcp')}") from None
     serving.check()
     rules, settings, tls = serving.rules(), serving.settings(), serving.tls()
     log_to_stderr(log_level)
@@ -92,15 +85,6 @@ def cli(
         server = McpServer(gateway, Catalogue(gateway, expose))
         if listener is None:
             return await stdio.serve(gateway, server)
-        serves = McpHttpServer(gateway, server, listener, tls)
-
-        def ready() -> None:
-            click.echo(serves.url)
-            sys.stdout.flush()
-            program.log.info("ready at %s for the broker at %s; Ctrl-C stops it", serves.url, ", ".join(broker))
-            if warning := serving.warning():
-                program.log.warning("%s", warning)
-
-        return await program.serve(gateway, serves, ready)
+        return await program.serve(gateway, McpHttpServer(gateway, server, listener, tls), serving.warning())
 
     return asyncio.run(main()) if listener is None else run(main)

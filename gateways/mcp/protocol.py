@@ -18,9 +18,8 @@ from ..access import Caller
 from ..gateway import Gateway
 from .calls import Context, call, explained
 from .catalogue import Catalogue
-from .names import TASK_CANCEL, TASK_RESULT
 from .tasks import EXTENSION, TOOLS, TaskParams, Tasks, knows_tasks, state
-from .tools import failure, text_result
+from .tools import TASK_CANCEL, TASK_RESULT, failure, text_result
 
 MAX_SESSIONS: Final = 10_000
 """Sessions of clients that speak MCP before 2026-07-28."""

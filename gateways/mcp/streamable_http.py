@@ -10,6 +10,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 
+from ...mdp.http.asgi import respond
 from ...mdp.http.problems import Problem
 from ...mdp.http.server import Server
 from ..gateway import Gateway
@@ -36,9 +37,7 @@ class Door:
         try:
             caller = self._gateway.caller(scope)
         except Problem as problem:
-            status, headers, body = problem.response()
-            await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-            await send({"type": "http.response.body", "body": body})
+            await respond(send, *problem.response())
             return
         scope = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
         if caller.role is not None:  # a session belongs to the role that has opened it

@@ -25,13 +25,12 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ...clients.calls.reply import Reply
 from ...mdp.errors import InvalidUUID, ServiceError, UnknownTicket
 from ...mdp.services import About
-from ...titanic.api.client import AsyncTicket, AsyncTitanic
+from ...titanic.api.client import AsyncTicket
 from ..access import Caller
 from ..gateway import Gateway
-from ..http.jobs.titanic_client import Registered, TitanicClient
+from ..http.jobs.titanic_client import TitanicClients
 from .calls import Context, collected
-from .names import TASK_CANCEL, TASK_RESULT, service_name
-from .tools import ServiceTool, failure
+from .tools import TASK_CANCEL, TASK_RESULT, ServiceTool, failure, service_name
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 POLL_MILLISECONDS: Final = 1000
@@ -83,13 +82,13 @@ class Tasks:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._registered = Registered()
+        self._titanics = TitanicClients(gateway)
 
     async def create(self, caller: Caller, tool: ServiceTool, arguments: Mapping[str, Any]) -> str:
         """Submit a request and return the id of its task, once it is stored.  Raises `Problem` or `ZmdpError`."""
         body = tool.body(arguments)
         with self._gateway.admit(sum(map(len, body))):
-            ticket = await self._titanic(caller).submit(tool.service, *body, group=caller.role)
+            ticket = await self._titanics.of(caller).submit(tool.service, *body, group=caller.role)
         uuid = UUID(ticket.uuid).hex
         return f"{tool.name}.{uuid}.{_mark(caller, uuid)}"
 
@@ -134,14 +133,11 @@ class Tasks:
         if service is None or mark != _mark(caller, uuid) or not caller.may_call(service.encode()):
             raise _unknown(task_id)
         try:
-            ticket = self._titanic(caller).ticket(uuid)
+            ticket = self._titanics.of(caller).ticket(uuid)
         except InvalidUUID:
             raise _unknown(task_id) from None
         about = await self._gateway.descriptions.newest(service)
         return ServiceTool(service, about if about.codec else About(codec="json")), ticket  # its workers may be gone
-
-    def _titanic(self, caller: Caller) -> AsyncTitanic:
-        return TitanicClient(self._gateway, self._registered, self._gateway.options(caller)).titanic()
 
 
 def state(task_id: str, status: str) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""A service as a tool: its schemas, its arguments and its results; pure functions.
+"""A service as a tool: its name, its schemas, its arguments and its results; pure functions.
+
+The name has the characters that agents' programs and models accept.  Letters, digits and underscores stay, and a dot
+between them is a hyphen: `words.count` is the tool `words-count`.  Any other byte is two hyphens and its hexadecimal
+number.  So each tool's name stands for one service.
 
 Tools take and return objects.  A service whose value is not an object takes it as one argument, which is called as in
 the function, and what it replies is the member `result`.  The values of a stream are a list.  A service without types
@@ -6,6 +10,7 @@ takes text, and its reply is text.
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -17,8 +22,14 @@ from ...clients.values import encoded, is_text, json_of
 from ...mdp.errors import CodecError
 from ...mdp.services import About
 from ...mdp.services.schemas import RAW, REFERENCE, Schema, definitions
-from .names import tool_name
 
+MAX_NAME: Final = 128
+"""Characters of a tool's name (MCP, "Tool Names")."""
+TASK_RESULT: Final = "task_result"
+TASK_CANCEL: Final = "task_cancel"
+"""The gateway's own tools: services of these names are written in another way."""
+_SPECIAL: Final = re.compile(rb"(\.)(?=[A-Za-z0-9_])|[^A-Za-z0-9_]", re.DOTALL)
+_WRITTEN: Final = re.compile(r"--([0-9a-f]{2})|-")
 RESULT: Final = "result"
 """The member of a result that is not an object."""
 _TEXT: Final[Schema] = {"type": "string"}
@@ -164,3 +175,27 @@ def _inlined(schema: Schema) -> Schema:
     root = {**found, "$defs": others} if others else found
     recursive = msgspec.json.encode(REFERENCE + name) in msgspec.json.encode(root)
     return {**found, "$defs": schema["$defs"]} if recursive else root
+
+
+# ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tool_name(service: str) -> str:
+    """Return the name of the tool that a service is."""
+    if service in (TASK_RESULT, TASK_CANCEL):
+        return f"--{ord(service[0]):02x}{service[1:]}"
+    return _SPECIAL.sub(_write, service.encode()).decode()
+
+
+def service_name(tool: str) -> str | None:
+    """Return the service that a tool is; None if no service is called so."""
+    try:
+        found = _WRITTEN.sub(lambda match: chr(int(match[1], 16)) if match[1] else ".", tool)
+        service = found.encode("latin-1").decode()
+    except UnicodeError:
+        return None
+    return service if tool_name(service) == tool else None
+
+
+def _write(match: re.Match[bytes]) -> bytes:
+    return b"-" if match[1] else b"--%02x" % ord(match[0])

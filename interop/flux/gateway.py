@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self, cast
 
-from ...gateways.descriptors import raise_descriptor_limit
-from ...gateways.upstream import Handler, Upstream
+from ...gateways.upstream import Handler, Upstream, raise_descriptor_limit
 from ...mdp.errors import RequestTimeout, SettingError, ZmdpError
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reading import Reading

@@ -1,8 +1,13 @@
-"""The body of a request, received whole."""
+"""What applications need of ASGI: a whole body, the end of a client, a response of one piece."""
 
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import ClientDisconnect
+
+from .problems import RawHeaders
 
 
 async def read_body(receive: Any) -> bytes:
@@ -23,3 +28,25 @@ async def read_body(receive: Any) -> bytes:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     finally:
         pieces.clear()  # an exception keeps this frame until it has been answered
+
+
+@contextmanager
+def on_disconnect(receive: Any, then: Callable[[], None]) -> Generator[None]:
+    """Within this context, call `then` once the client of a request disconnects, whose body has been read."""
+    watching = asyncio.ensure_future(_watch(receive, then))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _watch(receive: Any, then: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    then()
+
+
+async def respond(send: Any, status: int, headers: RawHeaders, body: bytes = b"") -> None:
+    """Send a response."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})

@@ -7,8 +7,7 @@ from typing import Any, Final, Protocol
 
 from starlette.requests import ClientDisconnect
 
-from .checks import check_request, length_of
-from .limits import ServerLimits
+from .limits import ServerLimits, check_request, length_of
 from .problems import Problem
 
 MAX_IGNORED: Final = 32 << 20

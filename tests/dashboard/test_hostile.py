@@ -10,7 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client
 from zmdp.dashboard.broker.observer import MAX_QUESTIONS, Observer, Unavailable
-from zmdp.gateways.descriptors import raise_descriptor_limit
+from zmdp.gateways.upstream import raise_descriptor_limit
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ from support.processes import TIMEOUT_SECONDS, broker, process
 from zmdp import Services
 from zmdp.gateways import access
 from zmdp.gateways.http import cli
-from zmdp.gateways.problems import SERVICE_ERROR
-from zmdp.mdp.http.problems import KINDS, TYPE_BASE
+from zmdp.mdp.http.problems import KINDS, SERVICE_ERROR, TYPE_BASE
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,8 @@ from support.loops import serving
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.gateways.access import Access
-from zmdp.gateways.gateway import Gateway
+from zmdp.gateways.gateway import Gateway, Settings
 from zmdp.gateways.http.app import gateway_server
-from zmdp.gateways.settings import Settings
 from zmdp.gateways.upstream import Upstream
 from zmdp.mdp.http.server import Server
 from zmdp.mdp.transport.tcp import listen

@@ -9,10 +9,9 @@ from typing import Any
 from mcp import Client
 
 from zmdp import ServiceError, Services, Tool
-from zmdp.gateways.gateway import Gateway
+from zmdp.gateways.gateway import Gateway, Settings
 from zmdp.gateways.mcp.catalogue import Catalogue
 from zmdp.gateways.mcp.protocol import McpServer
-from zmdp.gateways.settings import Settings
 from zmdp.gateways.upstream import Upstream
 
 

@@ -18,17 +18,15 @@ from starlette.types import Receive, Scope, Send
 
 from ....clients.calls.reply import Reply
 from ....mdp.errors import BrokerUnreachable, InvalidUUID, RequestTimeout, ServiceError, UnknownTicket, ZmdpError
-from ....mdp.http.asgi import read_body
-from ....mdp.http.problems import Problem
+from ....mdp.http.asgi import on_disconnect, read_body
+from ....mdp.http.problems import Problem, problem_of
 from ....titanic.api.client import AsyncTicket, AsyncTitanic
-from ...access import Caller
-from ...gateway import Gateway, on_disconnect
-from ...problems import problem_of
-from ..services.stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
+from ...gateway import Gateway
+from ..services.stream import COMMENT, HEADERS, KEEP_ALIVE_SECONDS, error_event, event
 from ..services.translation import AS_DATA, Asked, body_of, frames_of, service_of
 from ..services.translation import PREFIX as SERVICES
 from .query import KEY_OPTION, idempotency_key, options_of
-from .titanic_client import Registered, TitanicClient
+from .titanic_client import TitanicClients
 
 PREFIX: Final = "/jobs/"
 _RAW_PREFIX: Final = PREFIX.encode()
@@ -36,7 +34,6 @@ PENDING_SECONDS: Final = 1
 """When to ask again for a reply that is not there yet."""
 LAST_EVENT: Final = "end"
 """The id of the last event of a job."""
-_COMMENT: Final = b":\n\n"
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -55,7 +52,7 @@ class _Jobs:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._registered = Registered()
+        self._titanics = TitanicClients(gateway)
 
     async def submit(self, request: Request) -> Response:
         """Store a request."""
@@ -74,7 +71,7 @@ class _Jobs:
         body = await read_body(request.receive)
         with gateway.admit(len(body)):
             frames = frames_of(asked, body, gateway.settings.max_parts)
-            ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)
+            ticket = await self._titanics.of(caller).submit(service, *frames, headers=asked.headers, **options)
         reply = await self._wait(ticket, asked, request)
         return _pending(ticket) if reply is None else _done(reply, asked, ticket)
 
@@ -82,7 +79,7 @@ class _Jobs:
         """Return the reply of a job."""
         gateway = self._gateway
         caller, asked = gateway.caller(request.scope), self._asked(request)
-        ticket = _ticket(self._titanic(caller), request)
+        ticket = _ticket(self._titanics.of(caller), request)
         if asked.stream:
             return await self._stream(ticket, request.headers.get("last-event-id", ""))
         with gateway.admit():
@@ -93,7 +90,7 @@ class _Jobs:
 
     async def delete(self, request: Request) -> Response:
         """Delete a job."""
-        ticket = _ticket(self._titanic(self._gateway.caller(request.scope)), request)
+        ticket = _ticket(self._titanics.of(self._gateway.caller(request.scope)), request)
         with self._gateway.admit():
             await ticket.close()
         return Response(status_code=204)
@@ -124,9 +121,6 @@ class _Jobs:
     def _asked(self, request: Request) -> Asked:
         settings = self._gateway.settings
         return Asked(request.scope["headers"], settings.timeout, settings.max_timeout)
-
-    def _titanic(self, caller: Caller) -> AsyncTitanic:
-        return TitanicClient(self._gateway, self._registered, self._gateway.options(caller)).titanic()
 
 
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -220,7 +214,7 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
                 following = following or asyncio.ensure_future(anext(events))
                 await asyncio.wait({following}, timeout=KEEP_ALIVE_SECONDS)
                 if not following.done():
-                    yield _COMMENT
+                    yield COMMENT
                     continue
                 arrived, following = following, None
                 try:

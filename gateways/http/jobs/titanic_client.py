@@ -1,4 +1,4 @@
-"""The client through which jobs reach Titanic, on behalf of one caller."""
+"""The clients through which jobs, and the tasks of agents, reach Titanic on behalf of their callers."""
 
 import asyncio
 from collections import deque
@@ -11,35 +11,38 @@ from ....clients.calls.reply import Reply
 from ....mdp.errors import ServiceNotFound, StreamInterrupted, ZmdpError
 from ....mdp.http.problems import Problem
 from ....titanic.api.client import AsyncTitanic
+from ...access import Caller
 from ...gateway import Gateway
 
 OVERHEAD_BYTES: Final = 100
 """Memory charged for each part that waits, in addition to its frames."""
 
 
-class Registered:
-    """Whether a Titanic has ever answered.  If so, and it is gone, one may be restarting."""
+class TitanicClients:
+    """Makes a client of Titanic for each caller."""
 
-    def __init__(self) -> None:
-        self.ever = False
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.registered = False
+        """Whether a Titanic has ever answered.  If so, and it is gone, one may be restarting."""
+
+    def of(self, caller: Caller) -> AsyncTitanic:
+        """Return the client that makes requests on behalf of `caller`."""
+        return AsyncTitanic(cast(AsyncClient, _CallerClient(self, self.gateway.options(caller) or {})))
 
 
-class TitanicClient:
+class _CallerClient:
     """What `AsyncTitanic` uses of an `AsyncClient`.
 
     It adds options to each request, says at once if there has never been a Titanic, and keeps at most `max_unread`
     bytes of a stream, and no more than the memory that the gateway has left.
     """
 
-    def __init__(self, gateway: Gateway, registered: Registered, options: Mapping[str, Any] | None) -> None:
-        self._gateway = gateway
-        self._client = gateway.upstream.client
-        self._registered = registered
-        self._options = options or {}
-
-    def titanic(self) -> AsyncTitanic:
-        """Return an `AsyncTitanic` that uses this client."""
-        return AsyncTitanic(cast(AsyncClient, self))
+    def __init__(self, clients: TitanicClients, options: Mapping[str, Any]) -> None:
+        self._clients = clients
+        self._gateway = clients.gateway
+        self._client = clients.gateway.upstream.client
+        self._options = options
 
     @property
     def protocol(self) -> str:
@@ -65,11 +68,11 @@ class TitanicClient:
         try:
             reply = await self._client.request(service, *frames, options=merged, **settings)
         except ServiceNotFound:
-            if self._registered.ever:
+            if self._clients.registered:
                 raise  # AsyncTitanic tries again for a while
             text = "no Titanic is registered at the broker: start one with `titanic serve`"
             raise Problem("no-titanic", text, service=service) from None
-        self._registered.ever = True
+        self._clients.registered = True
         return reply
 
     async def stream(

@@ -10,9 +10,8 @@ import msgspec
 from ....mdp.services import About
 from ....mdp.services.schemas import RAW, REFERENCE, Schema, definitions
 from ...gateway import Gateway
-from .accept import MEDIA_TYPE
 from .stream import Lines
-from .translation import CSV, JSON, JSON_LINES, JSONL
+from .translation import CSV, JSON, JSON_LINES, JSONL, MEDIA_TYPE
 
 _SCALARS: Final = frozenset({"string", "integer", "number", "boolean", "null"})
 MAX_TYPES: Final = 20

@@ -22,10 +22,9 @@ from typing import Any, Final
 from ....clients.calls.call import Call, Outcome
 from ....clients.calls.reply import Reply
 from ....clients.values import is_text, json_of
-from ....mdp.http.problems import Problem
+from ....mdp.http.problems import Problem, problem_of
 from ....mdp.services import About
 from ...gateway import Gateway
-from ...problems import problem_of
 from .translation import AS_DATA, EVENT_STREAM
 
 KEEP_ALIVE_SECONDS: Final = 15.0
@@ -37,7 +36,7 @@ OVERHEAD_BYTES: Final = 100
 _AT_ONCE: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 """The last one tells nginx to pass on everything immediately."""
 HEADERS: Final = [(b"content-type", EVENT_STREAM), *_AT_ONCE]
-_COMMENT: Final = b":\n\n"
+COMMENT: Final = b":\n\n"
 
 log = logging.getLogger("zmdp.gateway")
 
@@ -135,7 +134,7 @@ class Events:
     def remind(self) -> None:
         """Add a comment, if nothing else waits."""
         if not self._waiting and not self.ended:
-            self._add(_COMMENT)
+            self._add(COMMENT)
 
     def keep_alive(self) -> None:
         """Remind at intervals until `let_end` is called."""

@@ -31,7 +31,6 @@ from ....mdp.http.problems import Problem
 from ....mdp.services import About
 from ....mdp.tracing import REQUEST_ID, TRACE_HEADERS
 from ....mdp.wire import service_name
-from .accept import MEDIA_TYPE
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
@@ -59,6 +58,8 @@ _KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
 _JSON_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/(?:[\w.+!#$&^-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _CHARSET: Final = re.compile(rb';\s*charset\s*=\s*"?([^\s";]*)', re.IGNORECASE)
+MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+", re.ASCII)
+_QUALITY: Final = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)", re.IGNORECASE)
 _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNORECASE)
 
 
@@ -247,3 +248,29 @@ def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -
         pieces += (b"--", boundary, b"\r\ncontent-type: application/octet-stream\r\n\r\n", frame, b"\r\n")
     pieces += (b"--", boundary, b"--\r\n")
     return b"multipart/mixed; boundary=" + boundary, b"".join(pieces)
+
+
+def preferred(accept: bytes, offered: Sequence[bytes], *more: bytes) -> bytes:
+    """Return the type that a client prefers; of several that it likes equally, the first of `offered`.
+
+    Raises `Problem` 406 if it accepts none of them; that also names `more`, types that are had otherwise.
+    """
+    wanted: dict[bytes, float] = {}
+    for each in accept.lower().split(b","):
+        kind, *parameters = map(bytes.strip, each.split(b";"))
+        quality = next((float(found[1]) for one in parameters if (found := _QUALITY.fullmatch(one))), 1.0)
+        wanted[kind] = max(min(quality, 1.0), wanted.get(kind, 0.0))
+    best = max(offered, key=lambda kind: _quality(kind, wanted), default=b"")
+    if not best or not _quality(best, wanted):
+        had = ", ".join(each.decode() for each in (*offered, *more))
+        text = f"the Accept of the request is {accept[:200].decode('latin-1')!r}, but the service replies with: {had}"
+        raise Problem("not-acceptable", text)
+    return best
+
+
+def _quality(kind: bytes, wanted: dict[bytes, float]) -> float:
+    """Return the quality of a type: that of the most specific range that it is in."""
+    for each in (kind, kind.partition(b"/")[0] + b"/*", b"*/*"):
+        if each in wanted:
+            return wanted[each]
+    return 0.0

@@ -15,7 +15,6 @@ from ....workers.session.request import Request
 from ..instance.departures import GATEWAY
 from ..instance.instance import Instance
 from ..instance.pubsub import credentials
-from ..wire.bodies import RAW, body_of, payload_of
 from ..wire.errnos import reported
 from ..wire.messages import (
     EAGAIN,
@@ -31,7 +30,7 @@ from ..wire.messages import (
     Routes,
     valid_topic,
 )
-from ..wire.payloads import json_payload, parse_string
+from ..wire.payloads import RAW, body_of, json_payload, parse_string, payload_of
 from .effects import Answer, Fail, Offer, Withdraw
 from .output import Output
 

@@ -16,7 +16,6 @@ from ....mdp.errors import ServiceError, ServiceNotFound, SettingError
 from ....workers.session.request import Request
 from ..instance.instance import Instance
 from ..instance.pubsub import EVENTS, PRIVATE
-from ..wire.bodies import RAW, body_of, is_raw, payload_of
 from ..wire.errnos import failure
 from ..wire.framing import MAX_MESSAGE, Decoder
 from ..wire.messages import (
@@ -35,10 +34,9 @@ from ..wire.messages import (
     Response,
     decode,
 )
-from ..wire.payloads import json_payload, parse_json, text_in
+from ..wire.payloads import RAW, body_of, is_raw, json_payload, parse_json, payload_of, text_in
 from .effects import Begin, Cancel, Close, Effect
 from .output import OWNER, Output
-from .pending import Pending
 from .programs import PROBE, RESERVED, Programs
 from .subscriptions import Subscriptions
 
@@ -46,6 +44,27 @@ EVENT_SECONDS: Final = 30.0
 """How long an event may take to be published: the gateway at rank 0 may be restarting."""
 PROBE_SECONDS: Final = 30.0
 """How long a program's service may take until the broker knows it."""
+
+
+class Pending:
+    """Where a request of the program is tried, and who takes what comes of it."""
+
+    __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then", "wait")
+
+    def __init__(self, request: FluxRequest, then: "Callable[[int, Pending, Outcome], None]") -> None:
+        self.request = request
+        self.then = then
+        """Takes the outcomes."""
+        self.attempts: list[tuple[str, str | None]] = []
+        """The services, and their brokers, to try."""
+        self.at = 0
+        """The current attempt."""
+        self.body = b""
+        self.options: dict[str, Any] = {}
+        self.rank = 0
+        """The rank that a ping reaches."""
+        self.wait: float | None = None
+        """Seconds for which it may wait for the service; None if it must not wait."""
 
 
 class FluxSession:

@@ -22,7 +22,7 @@ from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RES
 from support.flux_gateways import echo, running_gateway, running_workers
 from support.processes import BIN, TIMEOUT_MS, Process, eventually, process
 
-from zmdp.gateways.descriptors import raise_descriptor_limit
+from zmdp.gateways.upstream import raise_descriptor_limit
 from zmdp.interop.flux import gateway as flux_gateway
 from zmdp.interop.flux.session import session
 from zmdp.mdp.errors import BindError, RequestTimeout

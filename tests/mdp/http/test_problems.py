@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from zmdp.gateways.problems import as_members, problem_of
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -20,7 +19,7 @@ from zmdp.mdp.errors import (
     WorkerLost,
     ZmdpError,
 )
-from zmdp.mdp.http.problems import KINDS, TYPE_BASE, Problem
+from zmdp.mdp.http.problems import KINDS, TYPE_BASE, Problem, as_members, problem_of
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from support.http_gateways import await_services, http_gateway
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.gateways.http.services.accept import preferred
 from zmdp.gateways.http.services.rows import own_types
+from zmdp.gateways.http.services.translation import preferred
 from zmdp.mdp.http.problems import Problem
 from zmdp.mdp.services import About
 from zmdp.testing import running_broker

@@ -12,9 +12,8 @@ from support.gateways import running_gateway
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, eventually
 
 from zmdp.clients.calls.reply import Reply
-from zmdp.gateways.gateway import Gateway
+from zmdp.gateways.gateway import Gateway, Settings
 from zmdp.gateways.http.services import stream
-from zmdp.gateways.settings import Settings
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.http.problems import TYPE_BASE, Problem
 from zmdp.workers import Worker

@@ -13,11 +13,11 @@ from zmdp.interop.flux.session import subscriptions
 from zmdp.interop.flux.session.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
 from zmdp.interop.flux.session.programs import MAX_SERVICES
 from zmdp.interop.flux.session.session import EVENT_SECONDS, PROBE_SECONDS, FluxSession
-from zmdp.interop.flux.wire.bodies import body_of, payload_of
 from zmdp.interop.flux.wire.errnos import failure, reported
 from zmdp.interop.flux.wire.framing import BIG, LITTLE, encode
 from zmdp.interop.flux.wire.messages import EAGAIN, Event, FluxRequest, Response
 from zmdp.interop.flux.wire.messages import encode as parts_of
+from zmdp.interop.flux.wire.payloads import body_of, payload_of
 from zmdp.mdp import wire
 from zmdp.mdp.errors import (
     BrokerUnreachable,
