@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import zmq
 
@@ -14,7 +13,7 @@ from ...gateways.upstream import Upstream
 from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last
 from ...workers.session.request import Request
-from .session.effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, ServingMachine, Withdraw
+from .session.effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, Withdraw
 
 MAX_OUTSTANDING: Final = 1000
 """Outstanding requests of one connection from which on nothing more is read from it."""
@@ -165,7 +164,7 @@ class Conversation:
             case Answer(number) | Fail(number):
                 incoming = self._asked.get(number)
                 if incoming is not None:
-                    incoming.put(effect)
+                    incoming.answers.put_nowait(effect)
                     self._answers += 1
             case Withdraw(service):
                 if service in self._offered:
@@ -204,7 +203,7 @@ class Conversation:
         try:
             outgoing.call = self._client.begin(
                 outgoing, effect.service, *effect.body, timeout=effect.timeout, wait=effect.wait,
-                headers=effect.headers, options=effect.options,
+                options=effect.options,
             )  # fmt: skip
         except (SettingError, ClosedError, RequestRejected) as error:
             self._machine.answered(effect.number, error)
@@ -221,17 +220,13 @@ class Conversation:
 
     # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _serving(self) -> ServingMachine:
-        return cast("ServingMachine", self._machine)  # for it has offered a service
-
     def _offer(self, service: str) -> None:
         """Offer a service, or tell the machine why that is not possible."""
         try:
             self._upstream.offer(service, self._serve)
         except (SettingError, zmq.ZMQError, OSError) as error:  # for example, too many open files
             log.warning("%s: cannot offer %r: %s", self._name, service, error)
-            self._serving.refused(service, str(error))
+            self._machine.refused(service, str(error))
         else:
             self._offered.append(service)
 
@@ -243,7 +238,7 @@ class Conversation:
             if self._ended:  # after the worker had begun to handle it
                 incoming.give_up()
             else:
-                self._serving.asked(number, request)
+                self._machine.asked(number, request)
                 self.act()
             while not incoming.ended:
                 answer = await incoming.take()
@@ -254,9 +249,9 @@ class Conversation:
                 yield Last(list(answer.body)) if answer.final else list(answer.body)
         finally:
             del self._asked[number]
-            self._answers -= len(incoming.answers)
+            self._answers -= incoming.answers.qsize()
             if not incoming.ended and not self._ended:
-                self._serving.withdrawn(number)
+                self._machine.withdrawn(number)
             self.act()
 
 
@@ -279,10 +274,9 @@ class _Incoming:
     """A request passed to the peer, and its answers that the broker has not got yet."""
 
     def __init__(self) -> None:
-        self.answers: deque[Answer | Fail] = deque()
+        self.answers: asyncio.Queue[Answer | Fail] = asyncio.Queue()
         self.ended = False
         """The last answer has been taken."""
-        self._arrived: asyncio.Future[None] | None = None
         self._task = asyncio.current_task()
 
     def give_up(self) -> None:
@@ -291,15 +285,7 @@ class _Incoming:
             # Not within the task itself: for the worker, that would be a failure of the handler.
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
-    def put(self, answer: Answer | Fail) -> None:
-        self.answers.append(answer)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
     async def take(self) -> Answer | Fail:
-        while not self.answers:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        answer = self.answers.popleft()
+        answer = await self.answers.get()
         self.ended = isinstance(answer, Fail) or answer.final
         return answer

@@ -1,7 +1,6 @@
 """The clients through which jobs, and the tasks of agents, reach Titanic on behalf of their callers."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, cast
 
@@ -105,23 +104,18 @@ class _Inbox:
         self._gateway = gateway
         self._service = service
         self._unread = 0
-        self._outcomes: deque[Outcome] = deque()
-        self._arrived = asyncio.Event()
+        self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
 
     def put(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
+        self._outcomes.put_nowait(outcome)
         if isinstance(outcome, Reply):
             self._count(_size(outcome))
             if self._is_full() and not outcome.final and self.call is not None:
                 self._gateway.upstream.client.cancel(self.call)
-                self._outcomes.append(StreamInterrupted("it is not read in time", service=self._service))
-        self._arrived.set()
+                self._outcomes.put_nowait(StreamInterrupted("it is not read in time", service=self._service))
 
     async def take(self) -> Reply:
-        while not self._outcomes:
-            self._arrived.clear()
-            await self._arrived.wait()
-        outcome = self._outcomes.popleft()
+        outcome = await self._outcomes.get()
         if isinstance(outcome, ZmdpError):
             raise outcome
         self._count(-_size(outcome))

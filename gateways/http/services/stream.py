@@ -87,7 +87,7 @@ class Events:
         self._deadline = monotonic() + timeout
         self._waiting: deque[bytes] = deque()
         self._unread = 0
-        self._arrived: asyncio.Future[None] | None = None
+        self._arrived = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, outcome: Outcome) -> None:
@@ -129,7 +129,7 @@ class Events:
         self._waiting.clear()
         self._count(-self._unread)
         self.ended = True
-        self._wake()
+        self._arrived.set()
 
     def remind(self) -> None:
         """Add a comment, if nothing else waits."""
@@ -157,7 +157,7 @@ class Events:
             self._break_off(problem)
         else:
             self.problem = problem
-            self._wake()
+            self._arrived.set()
 
     def _break_off(self, problem: Problem) -> None:
         self._add(error_event(problem))
@@ -166,21 +166,17 @@ class Events:
         self.begun = True
         self._waiting.append(data)
         self._count(len(data) + OVERHEAD_BYTES)
-        self._wake()
+        self._arrived.set()
 
     def _count(self, change: int) -> None:
         self._unread += change
         self._gateway.memory += change
 
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
     async def take(self) -> bytes:
         """Wait for events, and return some of them; nothing if the stream has ended."""
         while not self._waiting and not self.ended:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+            self._arrived.clear()
+            await self._arrived.wait()
         taken: list[bytes] = []
         size = 0
         while self._waiting and size < CHUNK_BYTES:
@@ -213,7 +209,7 @@ class Lines(Events):
                 return
         if part.final and (closing := self._closing()):
             self._add(closing)
-        self._wake()
+        self._arrived.set()
 
     def _written(self, value: bytes) -> bytes:
         """Return what is written for a value.  Raises `ValueError` if it cannot be."""
@@ -226,7 +222,7 @@ class Lines(Events):
     def _break_off(self, problem: Problem) -> None:
         log.info("service %r: the stream broke off: %s", self._service, problem.detail)
         self.broken_off = True
-        self._wake()
+        self._arrived.set()
 
     def remind(self) -> None:
         """Nothing can be written that is not a value."""

@@ -12,7 +12,6 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
@@ -234,24 +233,17 @@ class _Stream:
     """The events that wait for one gateway."""
 
     def __init__(self) -> None:
-        self._events: deque[list[bytes] | None] = deque()
-        self._arrived: asyncio.Future[None] | None = None
+        self._events: asyncio.Queue[list[bytes] | None] = asyncio.Queue()
         self._overflowed = False
 
     def put(self, event: list[bytes] | None) -> None:
         """Add an event, or None for the end."""
-        if len(self._events) >= MAX_BACKLOG:
-            self._overflowed = True
-            self._events.clear()
+        self._overflowed = self._overflowed or self._events.qsize() >= MAX_BACKLOG
         if not self._overflowed:
-            self._events.append(event)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+            self._events.put_nowait(event)
 
     async def take(self) -> list[bytes] | None:
-        while not self._events:
-            if self._overflowed:
-                raise ServiceError(429, "too many events wait: subscribe again")
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        return self._events.popleft()
+        """Return the next event, or None at the end.  Raises `ServiceError` if there were too many."""
+        if self._overflowed:
+            raise ServiceError(429, "too many events wait: subscribe again")
+        return await self._events.get()

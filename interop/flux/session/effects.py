@@ -1,4 +1,4 @@
-"""What a gateway's protocol machine asks of its shell, as values that tests compare."""
+"""What the machine of a connection asks of its shell, as values that tests compare."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ class Begin:
     timeout: float | None = None
     """Seconds until the reply must have arrived."""
     wait: bool = True
-    headers: Mapping[str, str] | None = None
     options: Mapping[str, Any] | None = None
     detached: bool = False
     """Whether the request goes on when the connection ends, instead of being cancelled."""
@@ -80,7 +79,7 @@ Effect = Begin | Cancel | Close | Offer | Withdraw | Answer | Fail
 
 
 class Machine(Protocol):
-    """The protocol of one connection.  Nothing in it depends on the time, so it takes none."""
+    """The protocol of one connection, whose peer may offer services.  It needs no time."""
 
     def receive(self, data: bytes) -> None:
         """Take in bytes that have arrived from the peer."""
@@ -96,10 +95,6 @@ class Machine(Protocol):
 
     def take_events(self) -> list[Effect]:
         """Return what is to be done since the last call, in order."""
-
-
-class ServingMachine(Machine, Protocol):
-    """The machine of a protocol whose peers can offer services: only its effects contain `Offer`."""
 
     def asked(self, number: int, request: Request) -> None:
         """Take in a request to a service that this connection offers."""
