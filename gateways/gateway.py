@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..mdp.http.limits import ServerLimits, limit
+from ..mdp.http.limits import ServerLimits
 from ..mdp.http.problems import Problem
+from ..mdp.limits import limit
 from .access import Access, Caller
 from .descriptions import Descriptions
 from .upstream import Upstream

@@ -3,14 +3,14 @@
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from ..mdp.cli.console import Address, Decorator, Number, options
+from ..mdp.cli.console import Address, Decorator, limit_option, options
 from ..mdp.errors import BindError
 from ..mdp.transport.tcp import is_loopback, listen
 from .access import Access, load
@@ -127,7 +127,7 @@ def serving_options(*, bind: Decorator, **defaults: Any) -> Decorator:
             help="Let pages of this origin (https://HOST, or * for all) use the gateway from a browser. Can be "
             "repeated.",
         )
-        @options(*(_limit_option(each, defaults.get(each.name, each.default)) for each in names))
+        @options(*(limit_option(each, default=defaults.get(each.name, each.default)) for each in names))
         @wraps(command)
         def with_serving(*arguments: Any, **given: Any) -> Any:
             limits = {each.name: given.pop(each.name) for each in names}
@@ -142,14 +142,3 @@ def serving_options(*, bind: Decorator, **defaults: Any) -> Decorator:
 def bind_option(default: str | None, text: str) -> Decorator:
     """Return the option `--bind`, with this default and help."""
     return click.option("--bind", type=Address(), default=default, help=text)
-
-
-def _limit_option(setting: Field[Any], default: Any) -> Decorator:
-    unit, text = setting.metadata["unit"], setting.metadata["help"]
-    return click.option(
-        f"--{setting.name.replace('_', '-')}",
-        type=Number(unit, whole=setting.type is not float),
-        default=default,
-        show_default="half of --max-connections" if default is None else True,
-        help=text,
-    )

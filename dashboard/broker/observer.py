@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...clients import AsyncClient
 from ...mdp.errors import RetryLater, ZmdpError
-from ..shell.timeline import History
+from ..shell.timeline import Timeline
 from .snapshot import Snapshot, levels_of, point_between
 
 INTERVAL_SECONDS: Final = 1.0
@@ -44,7 +44,7 @@ class Observer:
         self._answers: dict[tuple[str, bytes], tuple[float, asyncio.Future[Any]]] = {}
         self._asked: deque[float] = deque(maxlen=MAX_QUESTIONS)
         """When the last questions about single services were asked."""
-        self.history = History(point_between, levels_of)
+        self.history = Timeline(point_between, levels_of)
         self.trouble = "the broker has not answered yet"
         """Why there is no current snapshot; empty if there is one."""
         self.last_answer: float | None = None

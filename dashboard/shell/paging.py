@@ -1,7 +1,7 @@
 """Search, sorting and paging of tables with thousands of rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from .formats import link
@@ -49,8 +49,7 @@ class Table:
     page: int
     pages: int
     search: str
-    prefix: str = ""
-    more: int = field(default=0)
+    more: int = 0
     """Rows that the broker left out of its answer."""
 
     @property
@@ -65,7 +64,7 @@ class Table:
 
     def url(self, page: int) -> str:
         """Return the URL of another page."""
-        return link(self.path, **{**self.query, f"{self.prefix}page": page if page > 1 else ""})
+        return link(self.path, **{**self.query, "page": page if page > 1 else ""})
 
 
 def table(

@@ -21,7 +21,7 @@ SampleT = TypeVar("SampleT", bound=Sample)
 PointT = TypeVar("PointT")
 
 
-class History(Generic[SampleT, PointT]):
+class Timeline(Generic[SampleT, PointT]):
     """Points for the last hour, one for each step.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Final, Self, cast
 
 from ...gateways.upstream import Handler, Upstream, raise_descriptor_limit
 from ...mdp.errors import RequestTimeout, SettingError, ZmdpError
+from ...mdp.limits import limit
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reading import Reading
 from .conversation import Conversation
@@ -34,9 +35,6 @@ START_SECONDS: Final = 1.0
 """How long the first answers may take before the log says that the gateway waits."""
 OFFER_SECONDS: Final = 30.0
 """How long the gateway's own services may take until the broker knows them."""
-MAX_UNREAD: Final = 64 << 20
-"""Replies may be large, and arrive faster than a peer reads them."""
-MAX_MEMORY: Final = 512 << 20
 STALLED_SECONDS: Final = 20.0
 """How long a peer may read nothing while something waits for it."""
 CLOSE_SECONDS: Final = 5.0
@@ -55,7 +53,7 @@ _CREDENTIALS: Final = struct.Struct("iII")
 log = logging.getLogger("zmdp.gateway")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FluxSettings:
     """How a gateway is to run."""
 
@@ -67,14 +65,11 @@ class FluxSettings:
     """Number of brokers that must be there before the gateway begins to serve."""
     guests: bool = False
     """Whether other users are admitted."""
-    max_connections: int = 10_000
-    max_message: int = MAX_MESSAGE
-    max_unread: int = MAX_UNREAD
-    """Bytes that a connection may leave unread."""
-    max_memory: int = MAX_MEMORY
-    """Bytes of incomplete messages and of what is unread, of all connections together."""
-    max_services: int = MAX_SERVICES
-    """Services that all connections together may offer."""
+    max_connections: int = limit(10_000, "connections", "Maximum number of connections.")
+    max_message: int = limit(MAX_MESSAGE, "bytes", "Maximum size of a message.")
+    max_unread: int = limit(64 << 20, "bytes", "Disconnect a program that leaves more unread.")
+    max_memory: int = limit(512 << 20, "bytes", "Maximum size of all incomplete and unread messages together.")
+    max_services: int = limit(MAX_SERVICES, "services", "Maximum number of services that programs offer.")
 
 
 class FluxGateway:

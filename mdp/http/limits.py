@@ -2,18 +2,14 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+from ..limits import limit
 from ..transport.tcp import is_loopback
 from .problems import Problem, RawHeaders
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
-
-
-def limit(default: Any, unit: str, text: str) -> Any:
-    """Return a field with what a command line needs for an option."""
-    return field(default=default, metadata={"unit": unit, "help": text})
 
 
 @dataclass(frozen=True, kw_only=True)

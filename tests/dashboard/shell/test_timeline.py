@@ -1,6 +1,6 @@
 from zmdp.dashboard.broker.snapshot import Point, Snapshot, levels_of, point_between
 from zmdp.dashboard.shell.charts import HEIGHT, WIDTH, bars, chart, drawing
-from zmdp.dashboard.shell.timeline import History
+from zmdp.dashboard.shell.timeline import Timeline
 from zmdp.mdp.histogram import Histogram
 
 BOUNDS = [1.0, 2.0, 4.0]
@@ -25,7 +25,7 @@ def lines_of(found):
 
 
 def test_a_step_has_the_rates_between_its_ends_and_the_longest_queue():
-    history = History(point_between, levels_of, span=30, step=10)
+    history = Timeline(point_between, levels_of, span=30, step=10)
     history.add(snapshot(0))
     history.add(snapshot(4, ok=10, queued=7, times=[10]))
     history.add(snapshot(10, ok=90, failed=10, queued=1, times=[10, 80]))
@@ -36,7 +36,7 @@ def test_a_step_has_the_rates_between_its_ends_and_the_longest_queue():
 
 
 def test_history_is_bounded():
-    history = History(point_between, levels_of, span=30, step=10)
+    history = Timeline(point_between, levels_of, span=30, step=10)
     for number in range(100):
         history.add(snapshot(10 * number))
     assert [point.at for point in history.points] == [970, 980, 990]
