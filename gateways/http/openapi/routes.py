@@ -1,30 +1,16 @@
-"""What the gateway says of itself: `/openapi.json`, the page `/docs` that tries services, and links at `/`."""
+"""What the gateway says of itself: `/openapi.json`, and the page `/docs` that tries services."""
 
-from html import escape
 from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from .... import __version__
 from ....mdp.program.control import SPARK
 from ...gateway import Gateway
 from .document import document
 
-_PAGE: Final = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>mdp-gateway</title>
-<h1>mdp-gateway {version}</h1>
-<ul>{links}</ul>
-</html>
-"""
-_LINKS: Final = {
-    "/services": "the services that exist now",
-    "/docs": "what they take and return, and a form to try them",
-    "/openapi.json": "what this gateway offers, as OpenAPI",
-    "/readyz": "whether the broker answers",
-}
 _FOLDER: Final = Path(__file__).parent / "static"
 _DOCS: Final = {
     "/docs": ("docs.html", "text/html"),
@@ -40,7 +26,7 @@ _DOCS_HEADERS: Final = {
 
 
 def routes(gateway: Gateway) -> list[Route]:
-    """Return the routes of the document and of the page."""
+    """Return the routes of the document and of the page, to which `/` leads."""
 
     async def openapi(request: Request) -> Response:
         caller = gateway.caller(request.scope)
@@ -49,16 +35,16 @@ def routes(gateway: Gateway) -> list[Route]:
         abouts = await gateway.descriptions.of_all(names)
         return JSONResponse(document(abouts, secured=gateway.access is not None))
 
-    async def page(request: Request) -> Response:
-        del request
-        links = "".join(f'<li><a href="{path}">{path}</a>: {escape(text)}' for path, text in _LINKS.items())
-        return HTMLResponse(_PAGE.format(version=escape(__version__), links=links))
-
     return [
         Route("/openapi.json", openapi, methods=["GET"]),
-        Route("/", page, methods=["GET"]),
+        Route("/", _to_docs, methods=["GET"]),
         *(Route(path, _docs, methods=["GET"]) for path in _DOCS),
     ]
+
+
+async def _to_docs(request: Request) -> Response:
+    del request
+    return RedirectResponse("/docs")
 
 
 async def _docs(request: Request) -> Response:
