@@ -14,7 +14,7 @@ from ...mdp.program.control import SPARK
 from ...mdp.service_limits import ServiceLimits
 from ...mdp.services import About, Description
 from ...mdp.services.submission import show_defaults
-from ..shell.charts import bars, chart, drawing
+from ..shell.charts import bars, chart
 from ..shell.formats import link, seconds
 from ..shell.paging import Column, Table, table
 from ..shell.shell import Action, NotFoundError, Page, Section, View
@@ -269,7 +269,6 @@ class BrokerSection:
         ]
         return {
             "trouble": self._observer.trouble, "brokers": latest.brokers, "links": links, "latest": latest,
-            "drawing": drawing(latest.brokers) if latest.brokers["links"] else None,
         }  # fmt: skip
 
     async def _cancel(self, fields: Mapping[str, str]) -> str:

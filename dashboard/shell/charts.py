@@ -1,8 +1,8 @@
-"""Charts as SVG: lines over the last hour, histograms, and the links of a broker."""
+"""Charts as SVG: lines over the last hour, and histograms."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from ...mdp.histogram import Histogram
 from .formats import number, seconds
@@ -154,66 +154,3 @@ def bars(histogram: Histogram, bounds: Sequence[float]) -> list[Bar]:
         title = f"{between}: {number(counts[index])} requests ({100 * share:.1f} %)"
         found.append(Bar(place * width + 1, HEIGHT - height, width - 2, height, label, title))
     return found
-
-
-@dataclass(frozen=True)
-class Node:
-    """A broker in the drawing."""
-
-    name: str
-    x: int
-    y: int
-    kind: str
-    """`self`, the kind of its link, or `far`."""
-    state: str
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Brokers and the links between them."""
-
-    width: int
-    height: int
-    nodes: Sequence[Node]
-    edges: Sequence[tuple[str, str, str]]
-    """The path, the state and the title of each."""
-
-
-NODE_WIDTH: Final = 170
-NODE_HEIGHT: Final = 40
-_COLUMN: Final = 250
-_ROW: Final = 62
-MAX_DRAWN: Final = 40
-
-
-def drawing(brokers: Mapping[str, Any]) -> Drawing:
-    """Draw the brokers that can be reached: nearest first, from left to right."""
-    links: dict[str, Mapping[str, Any]] = {}
-    for link in brokers["links"]:
-        name = link["broker"] or link["endpoint"]
-        if name not in links or link["state"] == "up":  # of several to the same broker, one is used
-            links[name] = link
-    columns: dict[int, list[tuple[str, str, str, str]]] = {}
-    for name, link in links.items():
-        columns.setdefault(1, []).append((name, link["kind"], link["state"], ""))
-    for row in brokers["brokers"][:MAX_DRAWN]:
-        if row["name"] not in links:
-            columns.setdefault(row["hops"], []).append((row["name"], "far", "up", row["over"]))
-    tallest = max((len(column) for column in columns.values()), default=1)
-    height = tallest * _ROW
-    nodes = [Node(brokers["name"], 0, (height - NODE_HEIGHT) // 2, "self", "up")]
-    places = {brokers["name"]: nodes[0]}
-    edges = []
-    for place, hops in enumerate(sorted(columns), 1):
-        column = columns[hops]
-        for index, (name, kind, state, over) in enumerate(column):
-            y = round((index + 0.5) * height / len(column) - NODE_HEIGHT / 2)
-            node = Node(name, place * _COLUMN, y, kind, state)
-            start = places.get(over, nodes[0])
-            x1, y1 = start.x + NODE_WIDTH, start.y + NODE_HEIGHT // 2
-            x2, y2 = node.x, node.y + NODE_HEIGHT // 2
-            middle = (x1 + x2) // 2
-            edges.append((f"M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}", state, f"{kind}: {state}"))
-            nodes.append(node)
-            places.setdefault(name, node)
-    return Drawing((len(columns) + 1) * _COLUMN - (_COLUMN - NODE_WIDTH), height, nodes, edges)

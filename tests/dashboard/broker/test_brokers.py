@@ -17,7 +17,7 @@ def test_a_link_and_what_passes_over_it():
         for _ in range(5):
             assert client.request("echo", b"x") == [b"x"]
         page = eventually(lambda: (text := broker.get("/brokers").text).count('<td class="number">5</td>') and text)
-        assert "<title>other&lt;b&gt;</title>" in page
+        assert "<td>other&lt;b&gt;</td>" in page
         assert '<span class="state up">up</span>' in page
         assert "other<b>" not in page
         sent = 'mdp_link_sent_total{broker="other<b>",kind="peer"} 5.0'
@@ -27,15 +27,13 @@ def test_a_link_and_what_passes_over_it():
         broker.shows("/", "mine")
 
 
-def test_of_two_links_to_a_broker_the_one_that_is_used_is_drawn():
+def test_of_two_links_to_a_broker_one_stands_by():
     with (
         plain_broker("--name", "other") as (_, endpoint),
         web_broker("--name", "mine", "--peer", endpoint, "--peer", endpoint) as broker,
     ):
         page = eventually(lambda: "standby" in (text := broker.get("/brokers").text) and text)
         assert [page.count(f'<span class="state {state}">') for state in ("up", "standby")] == [1, 1]
-        assert '<g class="node peer up">' in page
-        assert "<title>peer: up</title>" in page
 
 
 def test_the_services_of_linked_brokers_are_on_one_page():

@@ -1,5 +1,5 @@
 from zmdp.dashboard.broker.snapshot import Point, Snapshot, levels_of, point_between
-from zmdp.dashboard.shell.charts import HEIGHT, WIDTH, bars, chart, drawing
+from zmdp.dashboard.shell.charts import HEIGHT, WIDTH, bars, chart
 from zmdp.dashboard.shell.timeline import Timeline
 from zmdp.mdp.histogram import Histogram
 
@@ -71,20 +71,3 @@ def test_bars_have_the_buckets_around_those_that_are_used():
     assert found[3].height == 2 * found[1].height == HEIGHT - 4
     assert found[3].x + found[3].width <= WIDTH
     assert bars(Histogram([]), BOUNDS) == []
-
-
-def test_brokers_are_drawn_by_distance():
-    link = {"kind": "peer", "state": "up", "endpoint": "tcp://x"}
-    found = drawing({
-        "name": "me",
-        "links": [{**link, "broker": "near"}, {**link, "broker": "", "state": "down"}],
-        "brokers": [
-            {"name": "near", "hops": 1, "over": "near"},
-            {"name": "far", "hops": 2, "over": "near"},
-        ],
-    })  # fmt: skip
-    assert [(node.name, node.kind, node.state) for node in found.nodes] == [
-        ("me", "self", "up"), ("near", "peer", "up"), ("tcp://x", "peer", "down"), ("far", "far", "up"),
-    ]  # fmt: skip
-    assert found.nodes[0].x < found.nodes[1].x == found.nodes[2].x < found.nodes[3].x
-    assert len(found.edges) == 3
