@@ -1,13 +1,13 @@
 """The command `mdp-gateway token`."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
+from ..mdp.cli import access_file
 from ..mdp.cli.console import CONTEXT_SETTINGS
-from ..mdp.errors import SettingError
 from ..mdp.program import toml
 from ..mdp.security.tokens import new_token
 from .access import load, parse
@@ -40,26 +40,13 @@ def cli(role: str, access: Path) -> None:
 
 def add(path: Path, role: str, digest: str) -> bool:
     """Add the hash of a token to a role in the access file; return whether the role is new.  Raises `SettingError`."""
-    text, created = _BEGINNING, True
-    if path.exists():
-        created = role not in load(path).roles
-        text = toml.read(path)
-    try:
-        content = tomlkit.parse(text)
+
+    def change(content: Any) -> None:
         table = content.setdefault("roles", tomlkit.table(is_super_table=True)).setdefault(role, tomlkit.table())
         table.setdefault("tokens", tomlkit.array()).append(digest)
-        changed = tomlkit.dumps(content)
-    except TOMLKitError as error:
-        raise SettingError(f"{path} cannot be edited: {error}") from None
-    parse(changed, path)
-    beside = path.with_name(path.name + ".new")
-    try:
-        beside.touch(mode=0o600)
-        beside.write_text(changed, encoding="utf-8")
-        if path.exists():
-            beside.chmod(path.stat().st_mode)
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise SettingError(f"cannot write the access file {path}: {error.strerror}") from None
+
+    with access_file.locked(path.parent):
+        exists = path.exists()
+        created = not exists or role not in load(path).roles
+        access_file.replace(path, toml.read(path) if exists else _BEGINNING, change, parse, mode=0o600)
     return created
