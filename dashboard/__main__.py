@@ -2,7 +2,7 @@
 
     python -m zmdp.dashboard DESCRIPTOR LOG-LEVEL LOG-FORMAT
 
-The descriptor is that of a socket that listens; settings come on stdin.
+DESCRIPTOR is that of a listening socket; settings arrive on stdin.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from .spark.drivers import ControlServices
 from .spark.pages import SparkSection
 
 NICENESS: Final = 5
-"""When the processor is short, the broker comes first."""
+"""Lower priority than the broker's, which comes first when the processor is busy."""
 MAX_SETTINGS_BYTES: Final = 16 << 20
 
 
@@ -53,7 +53,7 @@ async def serve(listener: socket.socket) -> int:
         shell = Shell(broker.name, sections, visitors)
         server = Server(shell.application, limits, listener)
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
-        gc.freeze()  # what is there now stays
+        gc.freeze()  # objects that exist now are never collected
         reader = asyncio.ensure_future(_follow(told, visitors))
         try:
             done, _ = await asyncio.wait([*tasks, reader], return_when=asyncio.FIRST_COMPLETED)

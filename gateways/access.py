@@ -8,7 +8,7 @@
 Roles have the names that they have in the broker's access file, if there is one.  With a key, the gateway calls
 services on behalf of the role, and the broker checks what that role may call as well.  About `mmi.*`, the broker asks
 only what the gateway's own role may know, so here `mmi` and `call` decide.  `mmi.cancel`, `mmi.failures`, `mmi.tail`
-and control services are for nobody.
+and control services cannot be called through a gateway.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ _MMI_PREFIX: Final = b"mmi."
 _CONTROL_PREFIX: Final = SPARK.encode()
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
 _ABOUT_OTHERS: Final = (b"mmi.cancel", b"mmi.failures", b"mmi.tail")
-"""They act on the requests of all callers: the broker keeps them for admins, and no caller of a gateway is one."""
+"""Services about the requests of all callers: the broker lets admins call them, and no caller of a gateway is one."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a request."""
+    """The sender of a request."""
 
     role: str | None
     """The name of the role, or None without access control."""
@@ -49,7 +49,7 @@ class Caller:
         """Return whether the gateway's access file allows it."""
         if self.permissions is None:
             return True
-        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIX):  # which `*` is not meant to name
+        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIX):  # even if a pattern such as `*` matches
             return False
         if service.startswith(_MMI_PREFIX):
             return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)
@@ -61,12 +61,12 @@ Caller.anybody = Caller(None)
 
 @dataclass(frozen=True)
 class Access:
-    """What an access file says."""
+    """The content of an access file."""
 
     path: Path
     roles: Mapping[str, Caller]
     tokens: Mapping[bytes, Caller] = field(repr=False)
-    """By their SHA-256 digests: who measures how long a look-up takes learns nothing about a token."""
+    """By their SHA-256 digests, so that the time of a look-up tells nothing about a token."""
 
     def identify(self, authorization: bytes | None) -> Caller:
         """Return the caller with this Authorization header.  Raises `Problem`."""
@@ -96,13 +96,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: str | Path) -> Access:
-    """Return what the access file `path` says.  Raises `SettingError`."""
+    """Return the content of the access file `path`.  Raises `SettingError`."""
     path = Path(path)
     return parse(toml.read(path, "mdp-gateway token creates it"), path)
 
 
 def parse(text: str, path: Path) -> Access:
-    """Return what `text`, the content of the access file `path`, says.  Raises `SettingError`."""
+    """Return the content of the access file `path`, whose text is `text`.  Raises `SettingError`."""
     file = toml.convert(toml.parse(text, path), _File, str(path))
     roles: dict[str, Caller] = {}
     tokens: dict[bytes, Caller] = {}

@@ -1,4 +1,4 @@
-"""What workers say of services, remembered for a while: many callers ask, and the broker answers once."""
+"""Descriptions of services, remembered for a while, so that the broker answers once for many callers."""
 
 import asyncio
 import time
@@ -12,23 +12,23 @@ from ..mdp.services import About, Description
 
 FRESH_SECONDS: Final = 5.0
 MAX_REMEMBERED: Final = 2000
-"""Services; if there are more, the first that were asked about are forgotten."""
+"""Maximum number of services; beyond, the oldest descriptions are forgotten."""
 MAX_ASKED: Final = 16
-"""Questions at the same time, if a list of services is described."""
+"""Maximum number of concurrent questions while a list of services is described."""
 TIMEOUT_SECONDS: Final = 3.0
 """How long the broker may take to answer: it does not wait for workers."""
 
 
 class Descriptions:
-    """Asks the broker what workers say of services."""
+    """The descriptions that workers give of their services."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._known: dict[str, tuple[float, asyncio.Future[Description | None]]] = {}
-        """By service, in the order in which they were asked about: until when to believe it."""
+        """When each description expires, and the description, by service; the oldest first."""
 
     async def of(self, service: str, timeout: float | None = None) -> About:
-        """Return what most workers say of a service; an empty `About` if they say nothing, or the broker does not.
+        """Return how most workers describe a service; an empty `About` if there is no description or no answer.
 
         The broker may take up to `timeout` seconds, and at most `TIMEOUT_SECONDS`.
         """
@@ -36,7 +36,7 @@ class Descriptions:
         return About() if found is None else found.about
 
     async def newest(self, service: str) -> About:
-        """Return what those workers of a service say that have its newest version; otherwise as `of`."""
+        """Return how the workers with the newest version of a service describe it; otherwise like `of`."""
         found = await self._found(service, None)
         return About() if found is None else found.newest
 
@@ -57,7 +57,7 @@ class Descriptions:
         return None
 
     async def of_all(self, services: Iterable[str], *, newest: bool = False) -> dict[str, About]:
-        """Return what workers say of each of these services: `of` it, or the `newest`."""
+        """Return the description of each of these services: `of` it, or the `newest`."""
         ask = self.newest if newest else self.of
         limit = asyncio.Semaphore(MAX_ASKED)
 
@@ -68,7 +68,7 @@ class Descriptions:
         return dict(await asyncio.gather(*map(asked, services)))
 
     def forget(self) -> None:
-        """Forget what is remembered: workers have come or gone."""
+        """Forget all descriptions: workers have come or gone."""
         self._known.clear()
 
     async def _ask(self, service: str) -> Description | None:

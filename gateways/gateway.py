@@ -1,4 +1,4 @@
-"""What HTTP and agents share: the broker's side of a gateway, its settings, who may do what, and its limits."""
+"""The state of a gateway for HTTP or agents: its client at the broker, its settings, callers and limits."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Gateway:
     Args:
         upstream: Its client at the broker.
         settings: Its limits.
-        access: Who may do what; None if everybody may do everything.
+        access: The access file; None if everybody may call everything.
         on_behalf: Whether requests are made on behalf of the callers' roles: the gateway has a key.
     """
 
@@ -58,12 +58,12 @@ class Gateway:
         self.outstanding = 0
         """Requests that have not been answered."""
         self.memory = 0
-        """Bytes of their bodies, and whatever else counts against `max_memory`."""
+        """Bytes of their bodies, and of everything else that counts against `max_memory`."""
 
     # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def caller(self, scope: Scope) -> Caller:
-        """Return who makes a request: by the header Authorization.
+        """Return the caller that the header Authorization identifies.
 
         Raises `Problem` if the caller is unknown, or for a page whose origin is not allowed.
         """
@@ -82,8 +82,8 @@ class Gateway:
     def check_origin(self, origin: bytes, host: bytes = b"") -> None:
         """Raise `Problem` unless pages of this origin may use the gateway: the gateway's own, at `host`, may.
 
-        Browsers add the header Origin to every request that changes something.  Without this check, any page that
-        somebody visits could call the services at 127.0.0.1.
+        Browsers add the header Origin to every request that may change something.  Without this check, any website
+        could call the services at 127.0.0.1.
         """
         allowed = self.settings.allow_origins
         if host and origin.partition(b"://")[2] == host and (self.access is not None or _is_address(host)):
@@ -95,14 +95,14 @@ class Gateway:
     def check_call(self, caller: Caller, service: bytes) -> None:
         """Raise `Problem` unless the gateway's access file lets `caller` call `service`.
 
-        What the broker's access file says about the role is checked by the broker.
+        The broker checks its own access file.
         """
         if not caller.may_call(service):
             text = f"role {caller.role} may not call it: no pattern of `call` in the gateway's access file matches"
             raise Problem("not-allowed", text, service=service.decode())
 
     def options(self, caller: Caller) -> Mapping[str, Any] | None:
-        """Return the options with which requests of `caller` are made at the broker."""
+        """Return the options of requests that are made on behalf of `caller`; None if the gateway has no key."""
         return caller.options if self.on_behalf else None
 
     async def list_services(self, caller: Caller) -> dict[str, Any]:
@@ -154,5 +154,5 @@ class Gateway:
 
 
 def _is_address(host: bytes) -> bool:
-    """Return whether no other site can have this name: others can let their names stand for this computer as well."""
+    """Return whether the host is an address.  A name can be another site's, which has it resolve to this machine."""
     return _ADDRESS.fullmatch(host) is not None

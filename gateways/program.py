@@ -51,7 +51,7 @@ def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
 async def serve(gateway: Gateway, server: Server, warning: str = "") -> int:
     """Print the server's URL, and serve until SIGTERM or SIGINT.  Return the exit code.
 
-    `warning` tells the operator what is dangerous about it, if anything is.
+    `warning`, if it is not empty, is logged.
     """
 
     def unfinished() -> str:

@@ -1,4 +1,4 @@
-"""The options of a gateway that listens for HTTP, and what they mean together."""
+"""The options of a gateway that listens for HTTP, and how they combine."""
 
 import socket
 import ssl
@@ -43,7 +43,7 @@ class Serving:
         return self.bind is not None and not is_loopback(self.bind[0])
 
     def check(self) -> None:
-        """Raise `UsageError` or `BindError` if the options do not go together."""
+        """Raise `UsageError` or `BindError` if the options contradict each other."""
         if self.tls_cert is None and self.tls_key:
             raise click.UsageError("--tls-key requires --tls-cert")
         if self.access is None and not self.insecure and self.exposed and self.bind is not None:
@@ -53,7 +53,7 @@ class Serving:
             )
 
     def rules(self) -> Access | None:
-        """Return what the access file says.  Raises `SettingError`."""
+        """Return the content of the access file, if there is one.  Raises `SettingError`."""
         return None if self.access is None else load(self.access)
 
     def settings(self) -> Settings:
@@ -74,7 +74,7 @@ class Serving:
         return listen(*(self.bind or ("127.0.0.1", 0)))
 
     def warning(self) -> str:
-        """Return what is dangerous about it; nothing if nothing is."""
+        """Return a warning for the operator, or an empty text."""
         if self.exposed and self.access is None:
             return "--insecure: whoever can connect may call every service"
         if self.exposed and self.tls_cert is None:
@@ -85,7 +85,7 @@ class Serving:
 def serving_options(*, bind: Decorator, **defaults: Any) -> Decorator:
     """Return the decorator for the options of a gateway, whose command gets them as `serving`.
 
-    `bind` is its option `--bind`, and `defaults` are those of its settings that are not the default ones.
+    `bind` is its option `--bind`; `defaults` replace defaults of `Settings`.
     """
     names = [setting for setting in fields(Settings) if setting.metadata]
 

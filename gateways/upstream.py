@@ -18,11 +18,11 @@ from ..workers.aio import AsyncWorker
 Handler = Callable[[Any], AsyncGenerator[Any, None]]
 
 CONCURRENCY: Final = 1000
-"""Requests to one service that its peer may have at the same time: some may be streams without end."""
+"""Maximum number of concurrent requests to a service of a peer: some may be endless streams."""
 NOTHING_IN_PROGRESS: Final = "waiting for the broker, which does not answer; no request was in progress"
-"""What a gateway gives up at its limit if it was not given more to do."""
+"""Logged when a gateway gives up at its drain limit without requests in progress."""
 MAX_SOCKETS: Final = 60_000
-"""Sockets of all workers, some for each."""
+"""Maximum number of sockets of all workers, each of which has several."""
 OTHER_DESCRIPTORS: Final = 200
 """Descriptors that a gateway needs in addition to those of connections and services."""
 
@@ -35,7 +35,7 @@ class Upstream:
     Args:
         broker: An endpoint, or several in order of preference.
         keys: The gateway's key and the broker's, for brokers that require them.
-        timeout: Seconds that a request may take, if its sender does not say.
+        timeout: Default limit for a request, in seconds.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Upstream:
         if self._leaving:
             await asyncio.wait(self._leaving)
         await self.client.close()
-        await asyncio.to_thread(end, self._context)  # it waits until the last messages have been sent
+        await asyncio.to_thread(end, self._context)  # waits until the last messages have been sent
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""What the broker tells about itself, its pages and its metrics."""
+"""The pages and metrics of a broker, made from its answers to `mmi.*`."""

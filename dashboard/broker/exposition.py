@@ -24,9 +24,9 @@ _REASONS: Final = {
 
 
 class Selection:
-    """Decides which services have label values of their own: among those that have, or have had, a worker.
+    """Decides which services have label values of their own, among those that have had a worker.
 
-    Whoever has been counted among the others stays there: their sum must never decrease.
+    A service that was counted among the others stays there: their sum must never decrease.
     """
 
     def __init__(self, maximum: int = MAX_SERVICES) -> None:
@@ -144,7 +144,7 @@ class BrokerCollector(Collector):
         sent = CounterMetricFamily("mdp_link_sent", "Requests passed on over the link.", labels=labels)
         received = CounterMetricFamily("mdp_link_received", "Requests that came over it.", labels=labels)
         found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        for link in links:  # there may be a second one to the same broker, which stands by
+        for link in links:  # a second link to the same broker may stand by
             found.setdefault((link["broker"] or link["endpoint"], link["kind"]), []).append(link)
         for names, same in found.items():
             up.add_metric([*names], float(any(link["state"] in {"up", "standby"} for link in same)))

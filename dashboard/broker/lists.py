@@ -1,4 +1,4 @@
-"""Long lists that the broker tells in pages: kept for all who look, and asked for seldom enough."""
+"""Long lists that the broker returns in pages: shared by all visitors, and fetched at a bounded rate."""
 
 import asyncio
 import time
@@ -10,11 +10,11 @@ from typing import Any, Final
 from .observer import MAX_INTERVAL_SECONDS, SHARE, Observer, Unavailable
 
 MAX_LISTED: Final = {"mmi.workers": 20_000, "mmi.requests": 10_000}
-"""Rows that are kept of each list.  The broker finds so many requests by the ids under which it has listed them."""
+"""Rows kept of each list.  The broker finds up to that many requests by the ids in its answers."""
 WAIT_SECONDS: Final = 0.5
 """How long a page waits for a new list if there is an older one."""
 FORGET_SECONDS: Final = 5.0
-"""How long a list is kept after it was due to be asked for again."""
+"""How long a list is kept once it is out of date."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Listing:
     rows: Sequence[Mapping[str, Any]] = ()
     more: int = 0
     at: float = field(default_factory=time.monotonic)
-    """When it was complete."""
+    """The monotonic time at which the last row arrived."""
 
 
 @dataclass
 class _Entry:
-    """What is known of a list."""
+    """A list that visitors have asked for."""
 
     listing: Listing | None = None
     due: float = 0.0
@@ -52,7 +52,7 @@ class Lists:
         return await self._get("mmi.requests", service)
 
     def refresh(self) -> None:
-        """Ask again at the next occasion."""
+        """Fetch each list again when it is next needed."""
         for entry in self._entries.values():
             entry.due = 0.0
 
@@ -88,7 +88,7 @@ class Lists:
         return listing
 
     async def _pages(self, name: str, service: bytes) -> tuple[Listing, float]:
-        """Return the list, and the seconds that the broker took for it at most."""
+        """Return the list, and an upper bound of the seconds that the broker spent on it."""
         title = name.removeprefix("mmi.")
         rows: dict[Any, Mapping[str, Any]] = {}
         begin, spent = 0, 0.0

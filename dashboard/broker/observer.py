@@ -1,4 +1,4 @@
-"""Asks the broker, seldom enough that it does not notice, and keeps the answers for all who look."""
+"""Asks the broker at a bounded rate, and keeps the answers for all visitors."""
 
 import asyncio
 import json
@@ -15,18 +15,18 @@ from ..shell.timeline import Timeline
 from .snapshot import Snapshot, levels_of, point_between
 
 INTERVAL_SECONDS: Final = 1.0
-"""Between two snapshots, if the broker answers quickly."""
+"""Time between two snapshots, if the broker answers quickly."""
 SHARE: Final = 0.02
-"""How much of its time the broker may spend on its answers, at most."""
+"""The largest share of its time that the broker may spend on answers."""
 MAX_INTERVAL_SECONDS: Final = 20.0
 TIMEOUT_SECONDS: Final = 5.0
-"""How long an answer may take: on a machine that is busy, each program on its way may wait for its turn."""
+"""How long an answer may take: on a busy machine, every program on its way waits for the processor."""
 RECENT_SECONDS: Final = 10.0
-"""Rates and latencies that are shown as current are those of this time."""
+"""The time over which current rates and latencies are computed."""
 MAX_QUESTIONS: Final = 20
-"""How many questions about single services visitors may cause within a second."""
+"""Maximum number of questions about single services per second."""
 MAX_SERVICES_IN_RECENT: Final = 20_000
-"""How many rows of services to keep for that."""
+"""Maximum number of service rows kept for current rates."""
 
 log = logging.getLogger("zmdp.web")
 
@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 class Observer:
-    """The one client of a broker that everybody shares who looks at it over HTTP."""
+    """The one client of a broker, shared by all visitors of its pages."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -52,7 +52,7 @@ class Observer:
         self.changed = asyncio.Event()
         """Set at the next snapshot, or when the broker stops answering; then there is a new one."""
         self.generation = 0
-        """Changes with every snapshot, and when answers are known to be out of date."""
+        """A number that changes with every snapshot, and when answers are known to be out of date."""
 
     @property
     def latest(self) -> Snapshot | None:
@@ -61,7 +61,7 @@ class Observer:
 
     @property
     def earlier(self) -> Snapshot | None:
-        """The snapshot with which to compare the last one."""
+        """The snapshot to compare the last one with."""
         return self._recent[0] if self._recent else None
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class Observer:
             await asyncio.sleep(max(began + pause - time.monotonic(), INTERVAL_SECONDS / 10))
 
     async def ask(self, service: str, body: bytes = b"") -> Any:
-        """Return the broker's answer, which may be a second old: however many look, the broker answers once.
+        """Return the broker's answer, which may be a second old: visitors share it.
 
         Raises `Unavailable`.
         """
@@ -127,12 +127,12 @@ class Observer:
                 await self.changed.wait()
 
     def refresh(self) -> None:
-        """Let the next `ask` get a new answer."""
+        """Make the next `ask` fetch a new answer."""
         self._answers.clear()
         self.generation += 1
 
     async def _look(self) -> tuple[Snapshot, float]:
-        """Return a snapshot, and the seconds that the broker took for the largest part of it at most."""
+        """Return a snapshot, and an upper bound of the seconds that the broker spent on its metrics."""
         broker, stats = await self.now("mmi.broker"), await self.now("mmi.stats")
         brokers = await self.now("mmi.brokers")
         services: dict[str, Mapping[str, Any]] = {}

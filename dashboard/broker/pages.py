@@ -24,9 +24,9 @@ from .observer import Observer, Unavailable
 from .snapshot import NOTHING, Change, Snapshot, change, change_of, levels_of, point_between
 
 FRESH_SECONDS: Final = 2.0
-"""Seconds for which an answer of the broker proves that its loop turns."""
+"""Seconds for which an answer of the broker proves that its loop runs."""
 DEAD_SECONDS: Final = 30.0
-"""A broker that has not answered for so long does not live."""
+"""A broker that has not answered for this long is reported as dead."""
 BUSIEST: Final = 8
 """Services on the overview."""
 RECENT: Final = 10
@@ -35,13 +35,13 @@ _NO_SERVICE: Final[Mapping[str, Any]] = {
     "workers": 0, "idle": 0, "running": 0, "queued": 0, "held_back": 0, "oldest_seconds": 0.0, "rate": 0.0,
     "errors": 0.0, "p50": None, "p99": None, "elsewhere": 0, "hops": None,
 }  # fmt: skip
-"""What a service has that only other brokers know."""
+"""The row of a service that only other brokers offer."""
 _FAR: Final = float("inf")
 
 
 @dataclass(frozen=True)
 class Described:
-    """What some workers say of a service, as it is shown."""
+    """One description of a service, as its page shows it."""
 
     about: About
     types: str
@@ -49,7 +49,7 @@ class Described:
 
 
 class BrokerSection:
-    """The section of the broker that an observer looks at."""
+    """The section of the broker that an observer asks."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -90,7 +90,7 @@ class BrokerSection:
         return [BrokerCollector(snapshot, named)]
 
     async def _troubles(self) -> list[str]:
-        """Return why the broker is not ready.  An answer proves that it listens and that its loop turns."""
+        """Return why the broker is not ready.  An answer proves that it listens and that its loop runs."""
         observer = self._observer
         latest, answered = observer.latest, observer.last_answer
         if observer.trouble or latest is None or answered is None or time.monotonic() - answered > FRESH_SECONDS:
@@ -105,7 +105,7 @@ class BrokerSection:
     async def _is_alive(self) -> bool:
         if time.monotonic() - (self._observer.last_answer or self._started) < DEAD_SECONDS:
             return True
-        with suppress(Unavailable):  # perhaps it was this process that was held up, and so has not asked
+        with suppress(Unavailable):  # this process may have been held up, and so not have asked
             await self._observer.now("mmi.broker")
             return True
         return False
@@ -211,7 +211,7 @@ class BrokerSection:
         }  # fmt: skip
 
     async def _described(self, service: str) -> list[Described]:
-        """Return what the workers of a service say of it, first what most of them say."""
+        """Return how workers describe a service; the description that most of them give comes first."""
         try:
             answer = await self._observer.ask("mmi.describe", service.encode(errors="replace"))
         except Unavailable:
@@ -223,7 +223,7 @@ class BrokerSection:
         ]
 
     async def _failures(self, service: str = "") -> list[Mapping[str, Any]]:
-        """Return the requests that failed last, of a service or of all that users call."""
+        """Return the latest failed requests of one service, or of all services but Spark's own."""
         with suppress(Unavailable):
             rows = (await self._observer.ask("mmi.failures"))["failures"]
             if service:
@@ -285,7 +285,7 @@ class BrokerSection:
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _rows(self, latest: Snapshot) -> list[dict[str, Any]]:
-        """Return a row for each service, with what happened lately."""
+        """Return a row for each service, with its recent rates and times."""
         earlier = self._observer.earlier
         if self._changes[0] is not latest:
             changes = {name: change_of(earlier, latest, name) for name in latest.services} if earlier else {}
@@ -344,7 +344,7 @@ class BrokerSection:
 
 
 async def _told(asked: Awaitable[Listing]) -> tuple[Listing, str]:
-    """Return a list that the broker tells, or an empty one and why."""
+    """Return a list of the broker's, or an empty one and the reason."""
     try:
         return await asked, ""
     except Unavailable as error:
@@ -364,7 +364,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _average(row: Mapping[str, Any]) -> float:
-    """Return how many requests it has held on average."""
+    """Return how many requests a worker has held on average."""
     return float(row["busy_seconds"] / row["up_seconds"]) if row["up_seconds"] else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What the broker told at one moment, and what changed between two."""
+"""The state of a broker at one moment, and the change between two."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ NOTHING: Final[Mapping[str, Any]] = {
     "outcomes": {}, "queue_seconds": {"buckets": [], "seconds": 0.0}, "worker_seconds": {"buckets": [], "seconds": 0.0},
     "redispatched": 0, "throttled": 0, "request_bytes": 0, "reply_bytes": 0, "served": False,
 }  # fmt: skip
-"""The row of a service of which nothing has been counted."""
+"""The row of a service for which nothing has been counted."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Snapshot:
     services: Mapping[str, Mapping[str, Any]]
     """The rows of `mmi.metrics`, by name."""
     others: Mapping[str, Any] = field(default_factory=lambda: dict(NOTHING))
-    """The counts of services that are long gone."""
+    """The counts of services that the broker has forgotten."""
     roles: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
@@ -44,7 +44,7 @@ class Snapshot:
 
     @cached_property
     def outcomes(self) -> Mapping[str, int]:
-        """How many requests ended how, for all services together."""
+        """Number of ended requests by outcome, for all services together."""
         total: dict[str, int] = {}
         for row in (*self.services.values(), self.others):
             for outcome, count in row["outcomes"].items():
@@ -63,7 +63,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Change:
-    """What happened between two snapshots, to one service or to all."""
+    """The change between two snapshots, of one service or of all."""
 
     seconds: float
     outcomes: Mapping[str, int]
@@ -77,7 +77,7 @@ class Change:
 
     @property
     def failed(self) -> int:
-        """Number of those that did not end with a FINAL."""
+        """Number of requests that ended without a FINAL."""
         return self.done - self.outcomes.get(OK, 0)
 
     @property
@@ -92,7 +92,7 @@ class Change:
 
 
 def change(before: Snapshot, after: Snapshot) -> Change:
-    """Return what happened to all services."""
+    """Return the change of all services together."""
     return Change(
         after.at - before.at,
         _more(before.outcomes, after.outcomes),
@@ -102,7 +102,7 @@ def change(before: Snapshot, after: Snapshot) -> Change:
 
 
 def change_of(before: Snapshot, after: Snapshot, name: str) -> Change:
-    """Return what happened to one service."""
+    """Return the change of one service."""
     first, last = before.services.get(name, NOTHING), after.services.get(name, NOTHING)
     return Change(
         after.at - before.at,
@@ -114,7 +114,7 @@ def change_of(before: Snapshot, after: Snapshot, name: str) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What happened within a step of the charts.  Times are in seconds, and None if no request was answered."""
+    """One step of the charts.  Times are in seconds, and None if no request was answered."""
 
     at: float
     rate: float
@@ -126,12 +126,12 @@ class Point:
 
 
 def levels_of(snapshot: Snapshot) -> Mapping[str, int]:
-    """Return how many requests waited, and how many workers held, at that moment."""
+    """Return how many requests were waiting, and how many were held by workers."""
     return {"queued": snapshot.stats["queued"], "running": snapshot.stats["running"]}
 
 
 def point_between(before: Snapshot, after: Snapshot, highest: Mapping[str, int]) -> Point:
-    """Return what happened between two snapshots, with the highest levels within."""
+    """Return the point between two snapshots, with the highest levels that were seen in between."""
     done, bounds = change(before, after), after.bounds
     p50, p99 = (done.at_worker.quantile(share, bounds) for share in (0.5, 0.99))
     return Point(after.at, done.rate, done.error_rate, highest["queued"], highest["running"], p50, p99)

@@ -11,13 +11,13 @@ from .timeline import SPAN_SECONDS
 WIDTH: Final = 600
 HEIGHT: Final = 120
 SPANS: Final = ((300, "5 min"), (900, "15 min"), (1800, "30 min"), (SPAN_SECONDS, "1 h"))
-"""What charts show: as much as there is, in seconds and as text."""
+"""The time axes to choose from: in seconds, and as text."""
 GAP_STEPS: Final = 2.5
-"""A line is interrupted where points are missing for so many steps."""
+"""A line is interrupted where this many steps have no point."""
 
 
 class Moment(Protocol):
-    """Something that a chart shows."""
+    """A point of a chart."""
 
     @property
     def at(self) -> float:
@@ -44,10 +44,10 @@ class Chart:
     current: str
     """The last value, as text."""
     top: str
-    """What the upper edge stands for."""
+    """The value at the upper edge."""
     lines: Sequence[Line]
     span: str
-    """How far it goes back."""
+    """The length of the time axis, as text."""
     legend: Sequence[tuple[str, str]] = ()
     """The kind of each line, and its name."""
 

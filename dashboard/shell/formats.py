@@ -1,4 +1,4 @@
-"""How pages show numbers and times."""
+"""Numbers, times and links as pages show them."""
 
 from datetime import timedelta
 from typing import Final

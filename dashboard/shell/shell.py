@@ -1,4 +1,4 @@
-"""What all pages share: the frame around them, live updates, tokens, security headers, /metrics and health.
+"""The frame of all pages: navigation, live updates, log-in, security headers, /metrics and health.
 
 A program mounts `Section`s in a `Shell`: pages, actions, metrics and reasons not to be ready.  `Shell.application` is
 an ASGI application.
@@ -32,9 +32,9 @@ from .visitors import SESSION_SECONDS, Visitor, Visitors, cookie_name, new_sessi
 FOLDER: Final = Path(__file__).parents[1]
 MAX_FORM_BYTES: Final = 16 << 10
 MAX_STREAMS: Final = 50
-"""Pages that are kept up to date at the same time."""
+"""Maximum number of pages that are kept up to date at the same time."""
 KEEP_ALIVE_SECONDS: Final = 15.0
-"""How often something is sent to a page that does not change: how else would one notice that nobody reads it?"""
+"""Interval at which a comment is sent to an unchanged page, so that a closed one is noticed."""
 _TOKEN_PLACE: Final = "token-of-the-form"  # noqa: S105 - stands for the token in pages that several visitors share
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -48,12 +48,12 @@ _HEADERS: Final = {
 
 
 class NotFoundError(Exception):
-    """There is nothing to show at this URL; the text says why."""
+    """Nothing can be shown at this URL; the text says why."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a page is asked to show."""
+    """A visitor's request for a page."""
 
     path: str
     query: Mapping[str, str]
@@ -67,7 +67,7 @@ class View:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its path, the template that shows it, and what that needs.  `title` is its entry in the navigation."""
+    """A page: its path, its template, and the template's context.  `title` is its entry in the navigation."""
 
     path: str
     template: str
@@ -81,7 +81,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Action:
-    """What a form does: it gets the form's fields, and returns the URL to show then."""
+    """The action of a form: gets the form's fields, and returns the URL of the next page."""
 
     path: str
     run: Callable[[Mapping[str, str]], Awaitable[str]]
@@ -93,7 +93,7 @@ async def _nothing() -> list[str]:
 
 @dataclass(frozen=True)
 class Section:
-    """What one program adds."""
+    """The pages, metrics and health of one program."""
 
     pages: Sequence[Page] = ()
     actions: Sequence[Action] = ()
@@ -106,7 +106,7 @@ class Section:
     """Returns why the program is not ready; nothing if it is."""
     is_alive: Callable[[], Awaitable[bool]] | None = None
     until_changed: Callable[[float], Awaitable[None]] = asyncio.sleep
-    """Waits until there is something new to show, for a limited time."""
+    """Waits until the pages have changed, for a limited time."""
 
 
 class Shell:
@@ -119,7 +119,7 @@ class Shell:
         self._streams = 0
         self._exposed: dict[str, tuple[object, tuple[bytes, str]]] = {}
         self._shown: dict[tuple[object, ...], str] = {}
-        """Pages that were rendered lately, for others who look at the same."""
+        """Recently rendered pages, for other visitors of the same."""
         folders = [FOLDER / "templates", *(each.templates for each in sections if each.templates is not None)]
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folders), autoescape=True, undefined=jinja2.StrictUndefined,
@@ -174,7 +174,7 @@ class Shell:
         return show
 
     def _title(self, page: Page, view: View) -> str:
-        """Return what the browser calls a page: its entry in the navigation, behind the name of what it shows."""
+        """Return the title of a page: the name of its subject, and its entry in the navigation."""
         entry = page.title or next((each.title for each in self.navigation if each.path == page.part_of), page.path)
         name = next((view.query[each] for each in ("name", "id", "uuid") if view.query.get(each)), "")
         return entry if page.title or not name else f"{name} · {entry}"
@@ -283,7 +283,7 @@ class Shell:
         return response
 
     def name(self) -> str:
-        """Return the name of what is looked at."""
+        """Return the name of the program that the pages show."""
         return self._name()
 
     # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -352,7 +352,7 @@ def _set_cookie(response: Response, request: Request, session: str) -> None:
 
 
 def _own_path(url: str) -> str:
-    """Return `url` if it is one of this server's, otherwise that of the first page."""
+    """Return `url` if it is a path of this server, otherwise the path of the first page."""
     return url if url.startswith("/") and not url.startswith(("//", "/\\")) and url.isprintable() else "/"
 
 

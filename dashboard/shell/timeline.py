@@ -1,4 +1,4 @@
-"""The last hour of what a dashboard shows, in bounded memory."""
+"""The points of the last hour, in bounded memory."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ STEP_SECONDS: Final = 10
 
 
 class Sample(Protocol):
-    """What was counted up to a moment."""
+    """Counts up to one moment."""
 
     @property
     def at(self) -> float:
@@ -58,6 +58,6 @@ class Timeline(Generic[SampleT, PointT]):
             self._last, self._highest = sample, {}
 
     def forget(self) -> None:
-        """Begin anew: what is counted now began at 0 again."""
+        """Start again: the counts have begun at 0 again."""
         self.points.clear()
         self._last = None

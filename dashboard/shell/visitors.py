@@ -1,4 +1,4 @@
-"""Who looks at the dashboard: tokens, sessions of browsers, and protection against requests that other sites forge."""
+"""Visitors of the pages: tokens, sessions of browsers, and protection against requests forged by other sites."""
 
 import hmac
 import secrets
@@ -17,12 +17,12 @@ SESSION_SECONDS: Final = 12 * 3600
 """How long a session lasts after its last use."""
 MAX_SESSIONS: Final = 1000
 LIMITS: Final = ServerLimits(max_body=64 << 10, max_header_bytes=16 << 10, body_timeout=10.0, keep_alive=30.0)
-"""What visitors may do to the server."""
+"""The limits of a server of pages."""
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who looks, and what they may do."""
+    """A visitor, and their permissions."""
 
     role: str
     look: bool
@@ -35,7 +35,7 @@ Visitor.anybody = Visitor("", look=True, act=True)
 
 
 class Visitors:
-    """All visitors.  `access` says what the holder of each token may do, by its digest; None lets everybody in."""
+    """All visitors.  `access` has the visitor of each token, by its digest; None admits everybody."""
 
     def __init__(self, access: Mapping[bytes, Visitor] | None) -> None:
         self.access = access
@@ -44,7 +44,7 @@ class Visitors:
         """The digest of the token of each session, and when it ends."""
 
     def identify(self, connection: HTTPConnection) -> Visitor | None:
-        """Return who sends this request; None if that is unknown."""
+        """Return the visitor who sends this request; None if unknown."""
         if self.access is None:
             return Visitor.anybody
         authorization = connection.headers.get("authorization")
@@ -61,7 +61,7 @@ class Visitors:
         return self.access.get(digest)
 
     def log_in(self, token: str) -> str | None:
-        """Return a new session for the holder of a token; None if nobody has it who may look."""
+        """Return a new session for the holder of a token; None if the token is unknown or its role may not look."""
         digest = digest_of(token.strip().encode())
         visitor = None if self.access is None else self.access.get(digest)
         if visitor is None or not visitor.look:
@@ -85,7 +85,7 @@ class Visitors:
         return "" if found is None else found.value
 
     def form_token(self, session: str) -> str:
-        """Return what every form of a session contains, and another site cannot know."""
+        """Return the token in every form of a session, which another site cannot know."""
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def is_own_form(self, connection: HTTPConnection, token: str) -> bool:
@@ -102,13 +102,13 @@ def new_session() -> str:
 
 
 def cookie_name(connection: HTTPConnection) -> str:
-    """Return the name of our cookie: browsers send the same cookies to all ports of a host."""
+    """Return the name of our cookie.  It has the port: browsers send a cookie to all ports of its host."""
     server: Any = connection.scope.get("server") or ("", 0)
     return f"zmdp_{server[1]}"
 
 
 def visitors_of(told: Mapping[str, Mapping[str, Any]] | None) -> dict[bytes, Visitor] | None:
-    """Return the visitors by their tokens' digests, as `mdp-broker` tells them."""
+    """Return the visitors by the digests of their tokens, as in the settings that `mdp-broker` sends."""
     if told is None:
         return None
     return {bytes.fromhex(digest): Visitor(each["role"], each["look"], each["act"]) for digest, each in told.items()}

@@ -1,1 +1,1 @@
-"""The pages of Spark's drivers, made from what their control services tell."""
+"""The pages of Spark's drivers, made from the answers of their control services."""

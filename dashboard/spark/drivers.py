@@ -1,7 +1,7 @@
-"""What programs tell about themselves through control services, such as `spark.control.NAME`.
+"""Spark's drivers, as they report themselves through their control services, `spark.control.NAME`.
 
-A control service takes a JSON object whose `op` names the operation, and replies with one.  Whoever may offer such a
-service may answer anything, so answers are bounded in size and time, and checked before they are shown.
+A control service takes a JSON object whose `op` names the operation, and replies with one.  A worker that may offer
+such a service may answer anything, so answers are bounded in size and time, and checked before they are shown.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from ..broker.observer import Observer, Unavailable
 TIMEOUT_SECONDS: Final = 5.0
 """How long an answer may take."""
 MAX_PROGRAMS: Final = 100
-"""Programs that are asked; of others, only the number is shown."""
+"""Maximum number of programs that are asked; the page shows how many more there are."""
 MAX_CONCURRENT: Final = 10
-"""How many are asked at the same time."""
+"""Maximum number of programs that are asked at the same time."""
 MAX_ANSWER_BYTES: Final = 1 << 20
 INTERVAL_SECONDS: Final = 0.9
-"""How old an answer must be before its program is asked again."""
+"""Minimum age of an answer before its program is asked again."""
 RETRY_SECONDS: Final = 5.0
-"""How long a program that did not answer is left alone."""
+"""Pause before a program that did not answer is asked again."""
 WAIT_SECONDS: Final = 0.5
 """How long a page waits for answers; those that come later are shown at its next update."""
 MAX_TEXT: Final = 300
@@ -44,7 +44,7 @@ class Program:
 
     name: str
     status: Mapping[str, Any] = field(default_factory=dict)
-    """What it answered last; empty if it has not."""
+    """The last answer; empty if there is none."""
     trouble: str = "it has not answered yet"
     """Why the program has not answered recently; empty if it has."""
     due: float = 0.0
@@ -84,7 +84,7 @@ class ControlServices:
         return found, len(names) - len(shown)
 
     async def try_to_look(self) -> tuple[list[Program], int, str]:
-        """Do the same, and return as the third value what is wrong if the broker does not answer; otherwise empty."""
+        """Return the same, and as third value the reason if the broker does not answer; otherwise empty."""
         try:
             programs, more = await self.look()
         except Unavailable as error:
@@ -113,7 +113,7 @@ class ControlServices:
         return found
 
     def refresh(self) -> None:
-        """Ask again at the next occasion."""
+        """Ask each program again when its answer is next needed."""
         for each in self._programs.values():
             each.due = 0.0
 

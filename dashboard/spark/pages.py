@@ -19,7 +19,7 @@ class Job:
     id: str
     user: str
     what: str
-    """Empty if the visitor may not know."""
+    """Empty if the visitor may not see it."""
     seconds: float
     cancelled: bool
     stages: int
@@ -32,7 +32,7 @@ class Job:
 
     @property
     def share(self) -> float:
-        """How much of its known tasks are done."""
+        """The share of its known tasks that is done."""
         return self.tasks_done / self.tasks if self.tasks else 0.0
 
 
@@ -47,11 +47,11 @@ class Slot:
     executor: str
     served: int
     since: float
-    """In seconds since 1970; 0 if it does not say."""
+    """Seconds since 1970; 0 if unknown."""
 
 
 class SparkSection:
-    """The pages of Spark, for those who look at a broker."""
+    """The pages of Spark, in the dashboard of a broker."""
 
     def __init__(self, observer: Observer, controls: ControlServices) -> None:
         self._observer = observer
@@ -200,7 +200,7 @@ def _common(program: Program) -> dict[str, Any]:
 
 
 def _jobs(program: Program, *, tell: bool) -> Iterator[Job]:
-    """Yield the jobs of a batch.  What they do is for those who may act, as `mdp-spark status` tells it to admins."""
+    """Yield the jobs of a batch.  Only visitors who may act see what a job does, as with `mdp-spark status`."""
     for row in rows(program.status.get("running")):
         yield Job(
             program.name, text(row.get("job")), text(row.get("user")), text(row.get("what")) if tell else "",

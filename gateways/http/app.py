@@ -67,7 +67,7 @@ class Application:
         if scope["raw_path"].startswith(PREFIX):
             await self._call(scope, receive, send)
         else:
-            with suppress(Exception):  # it has been answered, and logged
+            with suppress(Exception):  # already answered, and logged
                 await self._routes(scope, receive, send)
 
     async def _call(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -84,7 +84,7 @@ class Application:
         return JSONResponse(await self._gateway.list_services(self._gateway.caller(request.scope)))
 
     async def _livez(self, request: Request) -> Response:
-        """Return that the event loop turns, without access control.  Whatever else is wrong, a restart is no help."""
+        """Answer as long as the event loop runs, without access control: nothing else is cured by a restart."""
         del request
         return JSONResponse({"live": True})
 
@@ -126,7 +126,7 @@ class _GatewayCollector(Collector):
 
 
 def _problem(error: Exception, method: str, path: str) -> Problem:
-    """Return the problem that an exception is to a client."""
+    """Return the problem that tells a client about an exception."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, ZmdpError):
@@ -151,7 +151,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _ignore(request: Request, error: Exception) -> Response:
-    """Return a response that nobody gets: the client is gone."""
+    """Return a response that is not sent: the client has disconnected."""
     del request, error
     return Response()
 

@@ -1,4 +1,4 @@
-"""What the gateway answers to agents' programs."""
+"""The MCP server: its tools, and the tasks of durable ones."""
 
 import logging
 from collections import OrderedDict
@@ -28,11 +28,11 @@ log = logging.getLogger("zmdp.gateway")
 
 
 class McpServer(Server[Any]):
-    """Answers clients.
+    """Answers the clients of MCP.
 
     Args:
         gateway: The gateway.
-        catalogue: Which services are tools.
+        catalogue: The services that are tools.
     """
 
     def __init__(self, gateway: Gateway, catalogue: Catalogue) -> None:
@@ -42,7 +42,7 @@ class McpServer(Server[Any]):
         self._bus = InMemorySubscriptionBus()
         self.listeners = ListenHandler(self._bus)
         self._sessions: OrderedDict[str, ServerSession] = OrderedDict()
-        """Of clients that speak MCP before 2026-07-28: they are told of changes without having asked."""
+        """Of clients that speak MCP before 2026-07-28, which are told of changes without a subscription."""
         super().__init__(
             "zmdp", version=__version__, title="zmdp", on_list_tools=self._list, on_call_tool=self._call_tool,
             on_subscriptions_listen=self.listeners,
@@ -56,7 +56,7 @@ class McpServer(Server[Any]):
     def create_initialization_options(
         self, notification_options: NotificationOptions | None = None, *arguments: Any, **named: Any
     ) -> Any:
-        """Return what clients before 2026-07-28 are told first."""
+        """Return the first answer to clients before 2026-07-28."""
         options = notification_options or NotificationOptions(tools_changed=True)
         return super().create_initialization_options(options, *arguments, **named)
 

@@ -43,7 +43,7 @@ async def _serve(server: McpServer, lines: AsyncIterator[bytes] | None) -> None:
 
 
 async def _lines(limit: int) -> AsyncIterator[bytes] | None:
-    """Return the lines of stdin, for which no thread waits, which SIGTERM could not end; None if stdin is a file."""
+    """Return the lines of stdin, read without a thread, which SIGTERM could not end; None if stdin is a file."""
     reader = asyncio.StreamReader(limit)
     loop = asyncio.get_running_loop()
     try:

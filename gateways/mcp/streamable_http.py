@@ -30,7 +30,7 @@ class Door:
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` has it
         )  # fmt: skip
         self._streams: set[asyncio.Task[Any]] = set()
-        """Of clients that only listen."""
+        """Streams of clients that only listen."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -40,7 +40,7 @@ class Door:
             await respond(send, *problem.response())
             return
         scope = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
-        if caller.role is not None:  # a session belongs to the role that has opened it
+        if caller.role is not None:  # a session belongs to the role that opened it
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=caller.role, scopes=[]))
         answering = asyncio.ensure_future(self._application(scope, receive, send))
         if scope["method"] == "GET":

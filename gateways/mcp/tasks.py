@@ -6,7 +6,7 @@ tasks/cancel    cancels the request and deletes it; or the tool `task_cancel`
 
 The SDK has no tasks yet, but lets servers add methods.  The gateway keeps nothing: a task's id is the tool's name, the
 ticket's UUID, which begins with the time of its creation, and a mark of the role that created it.  Titanic keeps the
-tasks of roles apart if the broker knows the roles.  If not, the mark refuses another role's id as it is, and the UUID
+tasks of roles apart if the broker knows the roles.  Otherwise the mark makes ids of other roles invalid, and the UUID
 is the secret.
 """
 
@@ -141,7 +141,7 @@ class Tasks:
 
 
 def state(task_id: str, status: str) -> dict[str, Any]:
-    """Return a task in this state, as clients that know tasks read it."""
+    """Return a task in this state, in the form of the extension."""
     now = datetime.now(UTC)
     created = UUID(task_id.split(".")[1]).int >> 80  # milliseconds, as in each UUID of version 7
     return {

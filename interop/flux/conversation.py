@@ -1,4 +1,4 @@
-"""One connection of a gateway: carries out what its machine asks for, within limits."""
+"""One connection of a gateway: carries out the effects of its machine, within limits."""
 
 import asyncio
 import logging
@@ -16,17 +16,17 @@ from ...workers.session.request import Request
 from .session.effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, Withdraw
 
 MAX_OUTSTANDING: Final = 1000
-"""Outstanding requests of one connection from which on nothing more is read from it."""
+"""A connection with this many outstanding requests is not read."""
 MAX_UNREAD_BYTES: Final = 4 << 20
-"""Bytes that a peer may leave unread: one that reads more slowly than its replies arrive is disconnected."""
+"""Bytes that a peer may leave unread before it is disconnected."""
 MAX_ANSWERS: Final = 100
-"""Answers of a peer that wait for the broker from which on nothing more is read from it."""
+"""A peer with this many answers that wait for the broker is not read."""
 
 log = logging.getLogger("zmdp.gateway")
 
 
 class Peer(Protocol):
-    """The connection to the peer: what a `Conversation` needs of it."""
+    """The connection to the peer, as a `Conversation` uses it."""
 
     def write(self, data: bytes) -> None:
         """Send bytes, without blocking."""
@@ -52,7 +52,7 @@ class Conversation:
 
     The shell calls `received` and `lost`; everything else follows from them.  A peer that leaves more than
     `max_unread_bytes` unread is disconnected.  While `max_outstanding` of its requests are outstanding, or the broker
-    does not keep up with what it answers, nothing is read from it.
+    does not keep up with its answers, nothing is read from it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Conversation:
         self._last_asked = 0
         self._offered: list[str] = []
         self._answers = 0
-        """What the peer has answered and the broker has not got yet."""
+        """Number of answers of the peer that wait for the broker."""
         self._paused = False
         self._congested = False
         self._closed = False
@@ -92,11 +92,11 @@ class Conversation:
 
     @property
     def serving(self) -> int:
-        """Number of requests that the peer has got and not answered."""
+        """Number of requests that were passed to the peer and are not answered."""
         return len(self._asked)
 
     def drain(self) -> None:
-        """Take no more requests for the services that the peer offers; those that it has got can be answered."""
+        """Take no more requests for the services of the peer, which can still answer those that it has."""
         for service in self._offered:
             self._upstream.withdraw(service)
 
@@ -109,7 +109,7 @@ class Conversation:
             self.act()
 
     def congested(self, is_so: bool) -> None:
-        """Read nothing while much is left unread, so that no more is asked for."""
+        """Stop reading while the peer leaves much unread, so that it makes no more requests."""
         self._congested = is_so
         self._pause_or_resume()
 
@@ -136,9 +136,9 @@ class Conversation:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def act(self) -> None:
-        """Do what the machine asks for: send its messages, carry out its effects."""
+        """Send the machine's messages and carry out its effects."""
         machine, closing = self._machine, None
-        while effects := machine.take_events():  # what cannot be done may have others
+        while effects := machine.take_events():  # an effect that fails may cause others
             for effect in effects:
                 if isinstance(effect, Begin):
                     self._begin(effect)
@@ -174,7 +174,7 @@ class Conversation:
     def _write(self, messages: list[bytes]) -> None:
         if self._closed:
             return
-        if self._peer.unread_bytes() > self._max_unread_bytes:  # before: one reply may be larger than that
+        if self._peer.unread_bytes() > self._max_unread_bytes:  # checked before writing: one reply may be larger
             log.warning("%s: disconnected: it does not read what it is sent", self._name)
             self._closed = True
             self._peer.abort()
@@ -198,7 +198,7 @@ class Conversation:
     # ── requests of the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, effect: Begin) -> None:
-        """Make a request, or tell the machine why that is not possible."""
+        """Make a request, or tell the machine why it cannot be made."""
         outgoing = _Outgoing(self, effect.number, effect.detached)
         try:
             outgoing.call = self._client.begin(
@@ -221,7 +221,7 @@ class Conversation:
     # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _offer(self, service: str) -> None:
-        """Offer a service, or tell the machine why that is not possible."""
+        """Offer a service, or tell the machine why it cannot be offered."""
         try:
             self._upstream.offer(service, self._serve)
         except (SettingError, zmq.ZMQError, OSError) as error:  # for example, too many open files
@@ -271,7 +271,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """A request passed to the peer, and its answers that the broker has not got yet."""
+    """A request passed to the peer, and its answers that wait for the broker."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Answer | Fail] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""The Flux gateway's shell: the UNIX socket, its connections, and the tasks that all connections share."""
+"""The Flux gateway: its UNIX socket, connections, and background tasks."""
 
 import asyncio
 import logging
@@ -40,12 +40,12 @@ STALLED_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 5.0
 """How long a peer has for reading the rest when its connection is closed."""
 SWEEP_SECONDS: Final = 1.0
-"""How often to look for peers that do not read."""
+"""Interval of the search for peers that do not read."""
 CONGESTED: Final = 1 << 20
-"""Unread bytes from which on nothing is read from a connection."""
+"""A connection with this many unread bytes is not read."""
 BACKLOG: Final = 4096
 POLL_SECONDS: Final = 0.02
-"""How often to see whether the last requests have ended, while the gateway drains."""
+"""Interval at which a draining gateway checks whether the last requests have ended."""
 DESCRIPTORS_PER_SERVICE: Final = 8
 """Each service has two workers."""
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -55,14 +55,14 @@ log = logging.getLogger("zmdp.gateway")
 
 @dataclass(frozen=True)
 class FluxSettings:
-    """How a gateway is to run."""
+    """The settings of a Flux gateway."""
 
     path: str
     """Path of the socket."""
     rank: int | None = None
     """The rank that the gateway's broker must have."""
     size: int = 1
-    """Number of brokers that must be there before the gateway begins to serve."""
+    """Number of brokers in the tree before the gateway begins to serve."""
     guests: bool = False
     """Whether other users are admitted."""
     max_connections: int = limit(10_000, "connections", "Maximum number of connections.")
@@ -77,7 +77,7 @@ class FluxGateway:
 
     Args:
         broker: An endpoint, or several in order of preference.
-        settings: How to run.
+        settings: Its settings.
         keys: The gateway's key and the broker's, for brokers that require them.
     """
 
@@ -87,9 +87,9 @@ class FluxGateway:
         self.connections: set[FluxConnection] = set()
         self.settings = settings
         self.memory = 0
-        """Bytes of incomplete messages and of what is unread, of all connections together."""
+        """Bytes of incomplete and of unread messages, of all connections together."""
         self.holders: set[FluxConnection] = set()
-        """The connections that have some of these."""
+        """The connections to which these bytes belong."""
         self._broker = broker
         self._keys = keys
         self._stack = AsyncExitStack()
@@ -99,7 +99,7 @@ class FluxGateway:
         self._close_listener: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Self:
-        check_free(self.settings.path)  # now, because the broker may have to be waited for
+        check_free(self.settings.path)  # early, because the broker may have to be waited for
         async with AsyncExitStack() as stack:
             self.upstream = upstream = await stack.enter_async_context(Upstream(self._broker, keys=self._keys))
             self._departures = Departures(upstream.client)
@@ -167,7 +167,7 @@ class FluxGateway:
     # ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _find_place(self) -> None:
-        """Ask until the broker answers and knows as many others as it should."""
+        """Ask until the broker answers, and the tree is large enough."""
         waiting = False
         while True:
             with suppress(RequestTimeout):
@@ -220,18 +220,18 @@ class FluxConnection(asyncio.Protocol):
     def __init__(self, gateway: FluxGateway) -> None:
         self._gateway = gateway
         self.user = ""
-        """Who is at the other end."""
+        """The user at the other end."""
         self._conversation: Conversation | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._written = 0
-        """Bytes that the transport has got."""
+        """Bytes written to the transport."""
         self._read = 0
-        """How many of them the peer had read when it was last seen to read."""
+        """How many of them the peer had read at `_read_at`."""
         self._read_at = 0.0
-        """When that was; 0 if nothing has waited since."""
+        """When the peer was last seen to read; 0 if nothing is unread."""
         self._held = 0
-        """What the connection has of the gateway's memory."""
+        """The connection's part of the gateway's memory."""
         self._closing: asyncio.TimerHandle | None = None
 
     @property
@@ -241,11 +241,11 @@ class FluxConnection(asyncio.Protocol):
 
     @property
     def serving(self) -> int:
-        """Number of requests that its program has got and not answered."""
+        """Number of requests that were passed to its program and are not answered."""
         return 0 if self._conversation is None else self._conversation.serving
 
     def drain(self) -> None:
-        """Take no more requests for what its program offers."""
+        """Take no more requests for the services of its program."""
         if self._conversation is not None:
             self._conversation.drain()
 
@@ -286,13 +286,13 @@ class FluxConnection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what has arrived."""
+        """Pass on bytes that have arrived."""
         if self._conversation is not None:
             self._conversation.received(data)
             self._count()
 
     def pause_writing(self) -> None:
-        """Take in that much is unread."""
+        """Take in that the peer leaves much unread."""
         if self._conversation is not None:
             self._conversation.congested(True)
 
@@ -317,12 +317,12 @@ class FluxConnection(asyncio.Protocol):
         self._flush()
         self._transport.abort()
         if self._conversation is not None:
-            self._conversation.lost()  # now, while there is a broker to tell
+            self._conversation.lost()  # now, while the client is still open
 
     # ── memory and time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _count(self) -> None:
-        """Count what the connection holds, and end it if it holds more than before and that is too much."""
+        """Count the memory of the connection, and end it if that has grown past the limit."""
         held = self._session.buffered + self.unread_bytes()
         if held == self._held:
             return

@@ -1,4 +1,4 @@
-"""What applications need of ASGI: a whole body, the end of a client, a response of one piece."""
+"""Helpers for ASGI applications: a whole body, a client that disconnects, a response in one piece."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -13,8 +13,8 @@ from .problems import RawHeaders
 async def read_body(receive: Any) -> bytes:
     """Return the body of a request.
 
-    Raises `ClientDisconnect`: the client has disconnected, or was refused (`zmdp.mdp.http.guard`), before its request
-    was complete, so nobody is left to answer.
+    Raises `ClientDisconnect` if the client disconnected, or was refused (`guard.py`), before its request was complete:
+    nobody is left to answer.
     """
     pieces: list[bytes] = []
     more = True
@@ -27,12 +27,12 @@ async def read_body(receive: Any) -> bytes:
             more = message["more_body"]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     finally:
-        pieces.clear()  # an exception keeps this frame until it has been answered
+        pieces.clear()  # the traceback of an exception keeps this frame
 
 
 @contextmanager
 def on_disconnect(receive: Any, then: Callable[[], None]) -> Generator[None]:
-    """Within this context, call `then` once the client of a request disconnects, whose body has been read."""
+    """Within this context, call `then` if the client disconnects.  The body must have been read."""
     watching = asyncio.ensure_future(_watch(receive, then))
     try:
         yield

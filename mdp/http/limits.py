@@ -1,4 +1,4 @@
-"""What a client may do to a server, and what its requests must not be."""
+"""The limits of an HTTP server, and the checks of each request's headers."""
 
 import re
 from collections.abc import Collection
@@ -48,20 +48,19 @@ def host_of(value: bytes | str) -> str:
 
 
 def check_request(scope: Any, allowed: Collection[str] | None) -> None:
-    """Raise `Problem` if the server does not answer such a request, whatever it is about.
+    """Raise `Problem` if a request is ambiguous, or addressed to another name.
 
     `allowed` are the names of the server besides those of this machine; None allows all.
     """
     names = {name for name, _ in scope["headers"]}
     if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
-        # A proxy may have taken the other one for the length of the body.
+        # A proxy in front may have used the other one (request smuggling).
         raise Problem("invalid", "a request with Transfer-Encoding has no Content-Length, and is not of HTTP/1.0")
     if allowed is None:
         return
     for host in (value for name, value in scope["headers"] if name == b"host"):
         if not _is_known(host_of(host), allowed):
-            # Otherwise a web page could read what is at 127.0.0.1, by letting its own name resolve to that ("DNS
-            # rebinding").
+            # Otherwise a website could read this server by having its own name resolve to 127.0.0.1 (DNS rebinding).
             shown = host.decode("latin-1")
             text = f"{shown!r} is not a name of this server: use the address that it printed, or --allow-host"
             raise Problem("unknown-host", text)
@@ -72,7 +71,7 @@ def _is_known(name: str, names: Collection[str]) -> bool:
 
 
 def length_of(headers: RawHeaders) -> int | None:
-    """Return the length of the body of a request with these headers; None if they do not tell."""
+    """Return the length of the body of a request with these headers; None if unknown."""
     for name, value in headers:
         if name == b"transfer-encoding":
             return None

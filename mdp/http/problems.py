@@ -1,6 +1,6 @@
 """Errors as HTTP reports them: a status, and a problem document (RFC 9457).
 
-A status in `KINDS` always means what is said there.  So the code that a service's own handler chose (a `ServiceError`)
+A status in `KINDS` has only the meaning given there.  So the code that a service's own handler chose (a `ServiceError`)
 becomes the status only if it is 4xx or 5xx and not in the table; otherwise the status is 500.  Its problem document has
 the type `service-error` and the code in either case.  So a service's "no such user" (404) is never mistaken for "no
 such service".
@@ -27,9 +27,9 @@ from ..errors import (
 
 CONTENT_TYPE: Final = b"application/problem+json"
 TYPE_BASE: Final = "https://github.com/zmdp/zmdp/blob/main/docs/how-to/gateways.md#"
-"""What the name of a problem is appended to."""
+"""The beginning of the type of every problem."""
 RETRY_AFTER_SECONDS: Final = 1
-"""When to try again after 429 and 503."""
+"""The Retry-After of 429 and 503."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -150,7 +150,7 @@ class Problem(Exception):
 def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) -> Problem:
     """Return the problem that tells an HTTP client about an exception of zmdp.
 
-    `overdue` tells that the time for the request has passed, which a `StreamInterrupted` does not say.
+    `overdue` says that the request's time has passed, which a `StreamInterrupted` does not.
     """
     service = (error.service if isinstance(error, RequestError) else "") or service
     if isinstance(error, ServiceError):
@@ -159,7 +159,7 @@ def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) ->
         return Problem("unreachable", str(error), service=service)
     if isinstance(error, RequestError) and error.code in _OF_THE_BROKER:
         return Problem(_OF_THE_BROKER[error.code], error.text or str(error), service=service)
-    if isinstance(error, ServiceNotFound):  # without a code, it is Titanic's client that says so
+    if isinstance(error, ServiceNotFound):  # without a code, it comes from Titanic's client
         return Problem("no-titanic", str(error), service=service)
     if isinstance(error, StreamInterrupted) and not overdue:
         return Problem("interrupted", str(error), service=service)
@@ -173,7 +173,7 @@ def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) ->
 
 
 def _service_error(error: ServiceError, service: str) -> Problem:
-    """Return what a handler reports: that it failed, or an error with a code of its own."""
+    """Return the problem for a handler's error: a failure, or an error with a code of its own."""
     if error.code == Code.FAILED and error.detail is None:
         return Problem("failed", error.text, service=service)
     own = 400 <= error.code < 600 and error.code not in _TAKEN

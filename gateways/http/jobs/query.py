@@ -9,7 +9,7 @@ from ....mdp.http.problems import Problem
 from ....titanic.api.options import MAX_KEY_BYTES, OPTIONS, DurationOption, IntegerOption, Option, TimeOption
 
 KEY_OPTION: Final = "key"
-"""The option that the header sets; the others are parameters of the query."""
+"""The option that the header Idempotency-Key sets."""
 QUERY: Final = {name: option for name, option in OPTIONS.items() if name != KEY_OPTION}
 """The options that are parameters of the query."""
 UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -31,7 +31,7 @@ from .titanic_client import TitanicClients
 PREFIX: Final = "/jobs/"
 _RAW_PREFIX: Final = PREFIX.encode()
 PENDING_SECONDS: Final = 1
-"""When to ask again for a reply that is not there yet."""
+"""The Retry-After of a job without a reply, in seconds."""
 LAST_EVENT: Final = "end"
 """The id of the last event of a job."""
 
@@ -59,7 +59,7 @@ class _Jobs:
         gateway = self._gateway
         caller, asked = gateway.caller(request.scope), self._asked(request)
         raw_path = request.scope["raw_path"]
-        if not raw_path.startswith(_RAW_PREFIX):  # such as /%6Aobs/echo, where the name is not at the same place
+        if not raw_path.startswith(_RAW_PREFIX):  # such as /%6Aobs/echo, whose name begins elsewhere
             raise Problem("not-found", f"jobs are at {PREFIX}")
         service = service_of(SERVICES + raw_path[len(_RAW_PREFIX) :])
         gateway.check_call(caller, service)
@@ -98,15 +98,15 @@ class _Jobs:
     async def _stream(self, ticket: AsyncTicket[Reply, Reply], last_event: str) -> Response:
         """Return PARTIALs and reply as events, from the one after `last_event` on."""
         if last_event == LAST_EVENT:
-            return Response(status_code=204)  # an EventSource then stops connecting again
+            return Response(status_code=204)  # an EventSource then stops reconnecting
         if last_event and not (last_event.isdecimal() and last_event.isascii() and len(last_event) <= 9):
             raise Problem("invalid", "Last-Event-ID must be the id of an event of this job")
-        with suppress(ServiceError):  # which will be the last event
+        with suppress(ServiceError):  # the last event will tell it
             await _reply_within(0, ticket)
         return _EventStream(self._gateway, _with_comments(_events(ticket, int(last_event) + 1 if last_event else 0)))
 
     async def _wait(self, ticket: AsyncTicket[Reply, Reply], asked: Asked, request: Request) -> Reply | None:
-        """Wait for a reply, if the client prefers that and for as long as it is connected."""
+        """Wait for a reply if the client asked for it, while it is connected."""
         if not asked.wait:
             return None
         with self._gateway.admit():
@@ -134,7 +134,7 @@ def _ticket(titanic: AsyncTitanic, request: Request) -> AsyncTicket[Reply, Reply
 
 
 async def _reply_within(seconds: float, ticket: AsyncTicket[Reply, Reply]) -> Reply | None:
-    """Return the reply of a job, or None if it is not there in time.  Raises the job's error."""
+    """Return the reply of a job, or None if it does not arrive in time.  Raises the job's error."""
     try:
         return await ticket.result(seconds)
     except UnknownTicket as error:
@@ -171,7 +171,7 @@ def _unknown(text: str) -> Problem:
 
 
 class _EventStream(StreamingResponse):
-    """Events, whose request counts as outstanding until they have been sent."""
+    """A response with events; its request counts as outstanding until it ends."""
 
     def __init__(self, gateway: Gateway, content: AsyncGenerator[bytes, None]) -> None:
         super().__init__(content)
@@ -180,7 +180,7 @@ class _EventStream(StreamingResponse):
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette does not close what it no longer reads, and takes a client that has left for an error.
+        # Starlette does not close the generator, and treats a client that has left as an error.
         with self._gateway.admit(), suppress(ClientDisconnect):
             async with aclosing(self._content):
                 await super().__call__(scope, receive, send)
@@ -206,7 +206,7 @@ async def _events(ticket: AsyncTicket[Reply, Reply], start: int) -> AsyncGenerat
 
 
 async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the events, and comments while there are none, so that proxies do not take the connection for dead."""
+    """Yield the events, and comments in between, so that proxies keep the connection open."""
     async with aclosing(events):
         following: asyncio.Future[bytes] | None = None
         try:
@@ -222,7 +222,7 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
                 except StopAsyncIteration:
                     return
                 finally:
-                    del arrived  # it has the exception, whose traceback has this frame
+                    del arrived  # its exception has a traceback with this frame
                 yield data
         finally:
             if following is not None:

@@ -14,7 +14,7 @@ from ...access import Caller
 from ...gateway import Gateway
 
 OVERHEAD_BYTES: Final = 100
-"""Memory charged for each part that waits, in addition to its frames."""
+"""Memory charged for each waiting part, in addition to its frames."""
 
 
 class TitanicClients:
@@ -31,10 +31,10 @@ class TitanicClients:
 
 
 class _CallerClient:
-    """What `AsyncTitanic` uses of an `AsyncClient`.
+    """The methods of an `AsyncClient` that `AsyncTitanic` calls.
 
-    It adds options to each request, says at once if there has never been a Titanic, and keeps at most `max_unread`
-    bytes of a stream, and no more than the memory that the gateway has left.
+    It adds the caller's options to each request, fails immediately if there has never been a Titanic, and buffers at
+    most `max_unread` bytes of a stream, within the memory that the gateway has left.
     """
 
     def __init__(self, clients: TitanicClients, options: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class _CallerClient:
     ) -> Reply:
         """Call one of Titanic's services.  Raises `Problem` if there has never been a Titanic."""
         merged = {**(options or {}), **self._options}
-        if "wait" not in merged:  # otherwise it is Titanic's own option
+        if "wait" not in merged:  # else it is an option of Titanic
             settings["wait"] = False
         try:
             reply = await self._client.request(service, *frames, options=merged, **settings)
@@ -97,7 +97,7 @@ class _CallerClient:
 
 
 class _Inbox:
-    """The outcomes of a stream that have not been taken.  They count as memory of the gateway."""
+    """The outcomes of a stream that wait to be taken, which count as memory of the gateway."""
 
     def __init__(self, gateway: Gateway, service: str) -> None:
         self.call: Call | None = None
@@ -122,7 +122,7 @@ class _Inbox:
         return outcome
 
     def discard(self) -> None:
-        """Forget what was not taken."""
+        """Forget the outcomes that were not taken."""
         self._count(-self._unread)
 
     def _count(self, change: int) -> None:

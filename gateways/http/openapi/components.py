@@ -8,7 +8,7 @@ from typing import Any, Final
 from ....mdp.services.schemas import REFERENCE, Schema, definitions
 
 MAX_BYTES: Final = 4 << 20
-"""Size of all schemas in a document; the types of further services are left out."""
+"""Maximum size of all schemas in a document; beyond, types are left out."""
 _COMPONENT: Final = "#/components/schemas/"
 _WITH_SCHEMAS: Final = frozenset({"properties", "patternProperties"})
 """Keywords whose keys are not keywords."""
@@ -26,7 +26,7 @@ class Components:
         self._size = 0
 
     def add(self, service: str, schema: Schema) -> dict[str, Any]:
-        """Return a schema of `service` as it stands in the document; it is empty if there is no room."""
+        """Return a schema of `service` as part of the document; it is empty if the document is full."""
         size = len(json.dumps(schema))
         if self._size + size > MAX_BYTES:
             return {}

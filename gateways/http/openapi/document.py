@@ -16,11 +16,11 @@ from ..services.translation import JSON
 from .components import Components
 
 _NOT_AS_JOBS: Final = ("titanic.", "mmi.")
-"""Services that Titanic does not call."""
+"""Prefixes of services that cannot be called through Titanic."""
 
 
 def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
-    """Return the OpenAPI document of a gateway at which these services exist, with what their workers say of them.
+    """Return the OpenAPI document of a gateway with these services and their descriptions.
 
     `secured` if it requires tokens.
     """

@@ -1,4 +1,4 @@
-"""What the gateway says of itself: `/openapi.json`, and the page `/docs` that tries services."""
+"""The document at `/openapi.json`, and the page `/docs`, on which people try services."""
 
 from pathlib import Path
 from typing import Final
@@ -48,6 +48,6 @@ async def _to_docs(request: Request) -> Response:
 
 
 async def _docs(request: Request) -> Response:
-    """Return a file of the page that shows the document, and tries services; the page gets everything else itself."""
+    """Return a file of the page, which reads the document itself."""
     name, kind = _DOCS[request.url.path]
     return Response((_FOLDER / name).read_bytes(), media_type=kind, headers=_DOCS_HEADERS)

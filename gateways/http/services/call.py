@@ -60,16 +60,16 @@ class ServiceCalls:
                     else:
                         await stream.write(events, send)
             finally:
-                receiver.disconnected()  # it has done nothing if the reply was complete
+                receiver.disconnected()  # without effect after a complete reply
             if response is not None:
                 await respond(send, *response)
         finally:
             gateway.leave(len(body) + outcome.size)
 
     def _streamed(self, service: str, asked: Asked, about: About) -> stream.Events | None:
-        """Return the receiver of a reply that is passed on as it arrives, or None; select the type of the reply.
+        """Choose the type of the reply; return its receiver if it is passed on as it arrives, otherwise None.
 
-        Raises `Problem` if it has no type that the client accepts.
+        Raises `Problem` if the client accepts none of its types.
         """
         gateway = self._gateway
         if about.codec and about.part is not None:
@@ -86,11 +86,11 @@ class ServiceCalls:
 
 
 class _Outcome:
-    """The receiver of the outcome of a request whose PARTIALs do not count.
+    """The receiver of the outcome of a request whose PARTIALs are ignored.
 
     Args:
         gateway: The gateway.
-        asked: What the headers of the request say.
+        asked: The headers of the request.
     """
 
     __slots__ = ("_asked", "_deadline", "_gateway", "about", "call", "future", "size")
@@ -101,9 +101,9 @@ class _Outcome:
         self._deadline = monotonic() + asked.timeout
         self.call: Call | None = None
         self.about: About | None = None
-        """What workers say of the service, if values are to be JSON."""
+        """The description of the service, if values are to be JSON."""
         self.future: asyncio.Future[_Response | None] = asyncio.get_running_loop().create_future()
-        """The response, or None if the client has disconnected.  Never an exception, which would keep the reply."""
+        """The response; None if the client has disconnected.  Not an exception: its traceback would keep the reply."""
         self.size = 0
         """Bytes of the reply, which count as memory of the gateway until the response is written."""
 

@@ -15,9 +15,9 @@ from .translation import CSV, JSON, JSON_LINES, JSONL, MEDIA_TYPE
 
 _SCALARS: Final = frozenset({"string", "integer", "number", "boolean", "null"})
 MAX_TYPES: Final = 20
-"""Types of its own that a service may have."""
+"""Maximum number of a service's own types."""
 MAX_REFERENCES: Final = 8
-"""How many references to references are followed."""
+"""Maximum length of a chain of references."""
 
 
 class Array(Lines):
@@ -52,7 +52,7 @@ class Rows(Lines):
 
 
 FORMATS: Final[Mapping[bytes, type[Lines]]] = {JSON_LINES: Lines, JSONL: Lines, JSON: Array, CSV: Rows}
-"""What a stream of values can be, by the type of the reply."""
+"""The receivers of a stream of values, by the type of the reply."""
 
 
 def stream_types(about: About) -> list[bytes]:
@@ -63,7 +63,7 @@ def stream_types(about: About) -> list[bytes]:
 
 
 def own_types(about: About) -> list[bytes]:
-    """Return the types in which a service replies itself, the preferred one first; what is not a type is left out."""
+    """Return the valid ones among a service's own types, the preferred one first."""
     own = [each.encode().lower() for each in about.media_types[:MAX_TYPES]]
     return [each for each in own if MEDIA_TYPE.fullmatch(each)]
 

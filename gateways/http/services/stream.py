@@ -1,5 +1,5 @@
 """Replies as they arrive: server-sent events, one for each PARTIAL, then one for the FINAL or the error, or values as
-lines of JSON (or as rows.py has it).
+lines of JSON, or in another format of `rows.py`.
 
     event: partial            a part that is one frame of text; each line of it is a line `data: …`
     event: partial-base64     any other part: `data` is a JSON list with each frame in Base64
@@ -7,8 +7,8 @@ lines of JSON (or as rows.py has it).
     event: error              a problem document, instead of the last part
     :                         a comment, after a while without events
 
-An error that arrives before anything else is an ordinary response with its status.  After a line of JSON, the response
-breaks off: a line with the problem would be taken for a value.
+An error that arrives first is an ordinary response with its status.  After a line of JSON, the response breaks off: a
+line with the problem would be taken for a value.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from .translation import AS_DATA, EVENT_STREAM
 KEEP_ALIVE_SECONDS: Final = 15.0
 """How long a stream is silent before a comment is sent, so that proxies do not take the connection for dead."""
 CHUNK_BYTES: Final = 256 << 10
-"""Events are written together up to this size."""
+"""Size up to which events are written together."""
 OVERHEAD_BYTES: Final = 100
 """Memory charged for each event, in addition to its content."""
 _AT_ONCE: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-"""The last one tells nginx to pass on everything immediately."""
+"""x-accel-buffering tells nginx to pass on everything immediately."""
 HEADERS: Final = [(b"content-type", EVENT_STREAM), *_AT_ONCE]
 COMMENT: Final = b":\n\n"
 
@@ -61,7 +61,7 @@ class BrokenOff(Exception):
 
 
 class Events:
-    """The events of one reply that have not been written yet: the receiver of a request's outcomes.
+    """The unwritten events of one reply: the receiver of a request's outcomes.
 
     Up to `max_unread` bytes wait for the reader, and no more than the memory that the gateway has left.  If there are
     more, the request is cancelled, and the stream ends with an error after the events that wait.
@@ -74,16 +74,16 @@ class Events:
         self.ended = False
         """No more events arrive."""
         self.problem: Problem | None = None
-        """Why the request failed, if that was before its first event."""
+        """Why the request failed, if it failed before its first event."""
         self.broken_off = False
         """The response ends without the last events."""
         self._gateway = gateway
         self._client = gateway.upstream.client
         self._service = service
         self.about = about or About()
-        """What workers say of the service, if values are to be JSON."""
+        """The description of the service, if values are to be JSON."""
         self.begun = False
-        """There was an event."""
+        """An event has been added."""
         self._deadline = monotonic() + timeout
         self._waiting: deque[bytes] = deque()
         self._unread = 0
@@ -103,7 +103,7 @@ class Events:
             self._end(problem_of(outcome, self._service, overdue=monotonic() >= self._deadline))
 
     def _take_in(self, part: Reply) -> None:
-        """Add what is written for a part."""
+        """Add the event for a part."""
         value = json_of(self.about, part)
         self._add(event("final" if part.final else "partial", part if value is None else [value]))
 
@@ -123,7 +123,7 @@ class Events:
         self._end(problem)
 
     def disconnected(self) -> None:
-        """The client is gone: cancel the request, and forget what was not written."""
+        """The client has disconnected: cancel the request, and forget unwritten events."""
         if self.call is not None and not self.ended:
             self._client.cancel(self.call)
         self._waiting.clear()
@@ -138,7 +138,7 @@ class Events:
 
     def keep_alive(self) -> None:
         """Remind at intervals until `let_end` is called."""
-        # Not by a function within another one, whose reference to itself would keep all this from being freed.
+        # Not by a nested function: its reference to itself would keep this object alive.
         self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._remind_again)
 
     def _remind_again(self) -> None:
@@ -187,7 +187,7 @@ class Events:
 
 
 class Lines(Events):
-    """The values of one reply that have not been written yet, each of which is a line of JSON.
+    """The unwritten values of one reply, each a line of JSON.
 
     Subclasses write them in other ways.
     """
@@ -198,7 +198,7 @@ class Lines(Events):
 
     def _take_in(self, part: Reply) -> None:
         value = json_of(self.about, part)
-        if not (part.final and (value == b"null" or part == [b""])):  # which only ends the stream
+        if not (part.final and (value == b"null" or part == [b""])):  # an empty FINAL only ends the stream
             try:
                 if value is None:
                     raise ValueError("it is not a value of the service's codec")
@@ -212,11 +212,11 @@ class Lines(Events):
         self._arrived.set()
 
     def _written(self, value: bytes) -> bytes:
-        """Return what is written for a value.  Raises `ValueError` if it cannot be."""
-        return value.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"  # they are not within texts
+        """Return the bytes for a value.  Raises `ValueError` if it cannot be written."""
+        return value.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"  # never within texts, where they are escaped
 
     def _closing(self) -> bytes:
-        """Return what is written after the last value."""
+        """Return the bytes after the last value."""
         return b""
 
     def _break_off(self, problem: Problem) -> None:
@@ -225,7 +225,7 @@ class Lines(Events):
         self._arrived.set()
 
     def remind(self) -> None:
-        """Nothing can be written that is not a value."""
+        """Do nothing: only values can be written."""
 
 
 async def write(events: Events, send: Any) -> None:

@@ -10,8 +10,8 @@ Content-Type: …/json         the body must be JSON: a value, which a service m
 Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
 Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
 
-A service with types that streams replies with lines of JSON, or with what else Accept prefers (rows.py), if the client
-does not want events.  A service that offers types of its own (`media_types`) gets the one that Accept prefers as the
+The values of a stream are lines of JSON, or in the format of `rows.py` that Accept prefers, unless the client asks for
+events.  A service that offers types of its own (`media_types`) gets the one that Accept prefers as the
 header `accept`, and its reply is of that type.
 """
 
@@ -44,16 +44,16 @@ _OF_VALUES: Final = LINES | {None, JSON}
 AS_DATA: Final = [
     (b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; sandbox"),
 ]  # fmt: skip
-"""Headers of replies: a browser must not run what a service returns, whatever its type is said to be."""
+"""Headers of replies: a browser must not run what a service returns, whatever its type."""
 
 _HEADER_PREFIX: Final = b"zmdp-header-"
 _SINGLE: Final = frozenset(
     {b"authorization", b"content-length", b"content-type", b"host", b"origin", b"request-timeout"}
 )
-"""Headers that a request may have once."""
+"""Headers that a request may have only once."""
 _LISTS: Final = frozenset({b"accept", b"content-encoding", b"prefer", b"tracestate"})
 _PASSED: Final = {**{name.encode(): name for name in TRACE_HEADERS}, b"x-request-id": REQUEST_ID}
-"""Headers that handlers get, and their names there."""
+"""Headers that are passed to handlers, and their names there."""
 _KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
 _JSON_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/(?:[\w.+!#$&^-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
@@ -64,7 +64,7 @@ _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNO
 
 
 class Asked:
-    """What the headers of a request say."""
+    """The headers of a request."""
 
     __slots__ = ("accept", "found", "headers", "json", "label", "stream", "timeout", "wait")
 
@@ -104,7 +104,7 @@ class Asked:
         if self.json and content_type is not None and (charset := _CHARSET.search(content_type)):
             _check_charset(charset[1])
         self.accept = found.get(b"accept") or b"*/*"
-        """What the reply may be."""
+        """The header Accept: the types that the reply may have."""
         self.stream = False
         """Pass on PARTIALs as they arrive."""
         self.label: bytes | None = None
@@ -113,7 +113,7 @@ class Asked:
             self._read_accept(self.accept)
 
     def _read_prefer(self, found: Mapping[bytes, bytes], longest: float) -> None:
-        """Read the preference `wait`; what is not valid is ignored, as is every other preference (RFC 7240, 2)."""
+        """Read the preference `wait`.  Invalid and unknown preferences are ignored (RFC 7240, 2)."""
         quotes = 0
         for each in found[b"prefer"].split(b","):
             match = _WAIT.fullmatch(each.partition(b";")[0].strip()) if quotes % 2 == 0 else None
@@ -147,7 +147,7 @@ def _repeated(name: bytes, first: bytes, value: bytes) -> bytes:
 
 
 def _check_coding(value: bytes) -> None:
-    """Raise `Problem` if a body is compressed: services would get it as it is, and its size would not be limited."""
+    """Raise `Problem` if a body is compressed: services would get it as it is."""
     if any(each.strip().lower() not in {b"", b"identity"} for each in value.split(b",")):
         shown = value.decode("latin-1")
         text = f"the Content-Encoding of the body is {shown!r}: send it as it is, or unpack it in a proxy"
@@ -185,7 +185,7 @@ def service_of(raw_path: bytes) -> bytes:
 
 
 def frames_of(asked: Asked, body: bytes, max_parts: int) -> Sequence[bytes]:
-    """Return the frames in the body of a request.  Raises `Problem` if it is not what its type says."""
+    """Return the frames in the body of a request.  Raises `Problem` if it contradicts its type."""
     content_type = asked.found.get(b"content-type")
     if asked.json:
         body = body.removeprefix(BOM_UTF8)  # which parsers may ignore (RFC 8259, 8.1), and programs on Windows write
@@ -236,7 +236,7 @@ def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
 def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -> tuple[bytes, bytes]:
     """Return type and content of the body with the frames of a reply.
 
-    A value is JSON for a caller that sent JSON, of whose service `about` is what workers say.
+    `about` is the description of the service, if the caller sent JSON: its values become JSON.
     """
     if about is not None and asked.label in _OF_VALUES and (value := json_of(about, frames)) is not None:
         return asked.label or JSON, value
@@ -251,9 +251,9 @@ def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -
 
 
 def preferred(accept: bytes, offered: Sequence[bytes], *more: bytes) -> bytes:
-    """Return the type that a client prefers; of several that it likes equally, the first of `offered`.
+    """Return the type that a client prefers; among equals, the first of `offered` (RFC 9110, 12.5.1).
 
-    Raises `Problem` 406 if it accepts none of them; that also names `more`, types that are had otherwise.
+    Raises `Problem` 406 if it accepts none of them; the text also names `more`, types that are offered elsewhere.
     """
     wanted: dict[bytes, float] = {}
     for each in accept.lower().split(b","):
@@ -269,7 +269,7 @@ def preferred(accept: bytes, offered: Sequence[bytes], *more: bytes) -> bytes:
 
 
 def _quality(kind: bytes, wanted: dict[bytes, float]) -> float:
-    """Return the quality of a type: that of the most specific range that it is in."""
+    """Return the quality of a type: that of the most specific matching range."""
     for each in (kind, kind.partition(b"/")[0] + b"/*", b"*/*"):
         if each in wanted:
             return wanted[each]

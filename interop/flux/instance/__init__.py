@@ -1,1 +1,1 @@
-"""What all connections of a gateway share: ranks, attributes, events, and clients that leave."""
+"""The state that all connections of a gateway share: ranks, attributes, events, and clients that leave."""

@@ -8,7 +8,7 @@ from typing import Final
 from .topology import Topology
 
 VERSION: Final = "0.88.0"
-"""The release of flux-core whose behaviour this is."""
+"""The release of flux-core that the gateway behaves like."""
 _IMMUTABLE: Final = frozenset({
     "broker.boot-method", "broker.pid", "broker.starttime", "broker.uuid", "hostname", "instance-level", "local-uri",
     "rank", "security.owner",

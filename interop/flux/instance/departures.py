@@ -1,12 +1,12 @@
-"""How a Flux program learns that a client of another gateway has disconnected.
+"""Tells Flux programs that a client of another gateway has disconnected.
 
 Every gateway offers a service of its own, whose name travels with each request.  A gateway that passes a request to a
 program asks that service once for each client:
 
-    body uuid            the reply comes when the client with this uuid has left, or at once if it is not there
-    empty body           the reply comes at once: is the service there?
+    body uuid            the reply arrives when the client with this UUID has left, or at once if it is unknown
+    empty body           the reply arrives at once, and shows that the broker knows the service
 
-If the gateway of the client dies, the request fails, which says the same.
+If the gateway of the client dies, the request fails, which means the same.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ....workers.session.request import Request
 
 GATEWAY: Final = "flux.gateway."
 CONCURRENCY: Final = 10_000
-"""Clients that others may watch at the same time; more of them wait."""
+"""Maximum number of watched clients; further requests wait."""
 RETRY_SECONDS: Final = 1.0
 """How long the gateway of a client may take to come back, when its broker is restarted."""
 
@@ -31,7 +31,7 @@ Gone = Callable[[str], None]
 
 
 class Departures:
-    """The clients of this gateway, and those of all gateways that its programs want to know about."""
+    """The clients of this gateway, and the clients of all gateways that its programs serve."""
 
     def __init__(self, client: AsyncClient, retry_seconds: float = RETRY_SECONDS) -> None:
         self.service = GATEWAY + uuid4().hex
@@ -39,7 +39,7 @@ class Departures:
         self._client = client
         self._retry_seconds = retry_seconds
         self._present: dict[str, list[asyncio.Future[None]]] = {}
-        """The clients of this gateway, and what to do when they have left."""
+        """The clients of this gateway, each with the requests that wait for its end."""
         self._watches: dict[tuple[str, str], _Watch] = {}
         self._closed = False
 
@@ -107,7 +107,7 @@ class Departures:
             asyncio.get_running_loop().call_later(self._retry_seconds, self._ask, watch)
 
     def ended(self, watch: "_Watch") -> None:
-        """Tell everybody that the client has left."""
+        """Tell all programs that the client has left."""
         if self._watches.get((watch.gateway, watch.client)) is watch:
             del self._watches[watch.gateway, watch.client]
             for gone in watch.gone:

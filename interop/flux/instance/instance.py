@@ -1,4 +1,4 @@
-"""What the connections of a gateway share: where it is in the tree, what it offers, which services were found."""
+"""The state of a gateway: its place in the tree, its programs, and the services that were found."""
 
 import os
 import time
@@ -15,11 +15,11 @@ ANYWHERE: Final = (None,)
 MAX_SERVICES: Final = 1000
 """Services that all programs of a gateway may offer."""
 MAX_FOUND: Final = 10_000
-"""Topics whose service is remembered."""
+"""Maximum number of topics whose service is remembered."""
 
 
 class Departures(Protocol):
-    """What connections need of `departures.Departures`."""
+    """The methods of `departures.Departures` that connections call."""
 
     service: str
 
@@ -40,7 +40,7 @@ class Instance:
     """The state that the machines of all connections use; they change only `programs` and `found`.
 
     Args:
-        departures: Who has left.
+        departures: Reports clients that have left.
         uri: Where Flux programs find this gateway.
         max_services: How many services the programs may offer.
     """
@@ -72,7 +72,7 @@ class Instance:
         return self.rank if broker is None else self.topology.rank(broker)
 
     def brokers(self, nodeid: int, *, upstream: bool) -> tuple[str | None, ...]:
-        """Return the brokers at which to try a request, in this order; none if what it is addressed to is unreachable.
+        """Return the brokers at which to try a request, in this order; none if its rank cannot be reached.
 
         None stands for wherever the broker finds the service.
         """
@@ -89,7 +89,7 @@ class Instance:
         return ANYWHERE if topology.size == 1 else (broker,)
 
     def changed(self) -> None:
-        """Forget what may not be true any longer: the brokers were asked again."""
+        """Forget what was derived from the previous tree of brokers."""
         self._attributes.clear()
         self.found.clear()
 
@@ -130,7 +130,7 @@ class Found:
             self._first_word[topic] = None
 
     def missed(self, topic: str) -> None:
-        """Take in that the service of the first word is not there."""
+        """Take in that there is no service of the first word."""
         self._first_word.pop(topic, None)
 
     def clear(self) -> None:

@@ -30,20 +30,20 @@ from ..wire.payloads import json_payload, parse_json
 EVENTS: Final = "flux.events"
 PRIVATE: Final = 0x20
 MAX_BACKLOG: Final = 10_000
-"""Events that wait for a gateway that does not keep up; beyond, it has to subscribe again."""
+"""Maximum number of waiting events of a gateway; beyond, it has to subscribe again."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the gateway subscribes again, after its subscription has been interrupted."""
 CONFIRM_SECONDS: Final = 5.0
-"""How long a connection waits for events to arrive: then, the gateway at rank 0 is not there, and the subscription is
-confirmed all the same.  Events will arrive once that gateway is there."""
+"""How long a connection waits for events to flow before its subscription is confirmed anyway: the gateway at rank 0 is
+missing, and events will arrive once it has started."""
 CONCURRENCY: Final = 10_000
-"""Subscriptions, and events that are being published."""
+"""Maximum number of subscriptions, and of events that are being published."""
 
 log = logging.getLogger("zmdp.gateway")
 
 
 class Subscriber(Protocol):
-    """A connection, as far as events concern it."""
+    """A connection that can subscribe to events."""
 
     def subscribed(self) -> None:
         """Take in that events arrive from now on, or that for the time being none will."""
@@ -57,9 +57,9 @@ class Subscribers:
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
-        """Called when the first one is there, and when none is left."""
+        """Called when the first connection subscribes, and when none is left."""
         self.waits: Callable[[Subscriber], None] = lambda _: None
-        """Called with each one that waits for events to arrive; it is to be told after a while that none do."""
+        """Called with each connection that waits for events to flow; it must be told after a while that none do."""
         self.ready = False
         """Whether events arrive."""
         self._all: dict[Subscriber, None] = {}
@@ -86,7 +86,7 @@ class Subscribers:
             self.changed()
 
     def subscribed(self) -> None:
-        """Tell all that wait for it that events arrive."""
+        """Tell all connections that events arrive."""
         for each in list(self._all):
             each.subscribed()
 
@@ -221,7 +221,7 @@ def published(request: Request, sequence: int) -> Event:
 
 
 def credentials(flux: dict[str, Any]) -> tuple[int, int]:
-    """Return userid and rolemask of a request; without a gateway, whoever reached the broker counts as the owner."""
+    """Return userid and rolemask of a request; a client of the broker itself counts as the owner."""
     userid, rolemask = flux.get("userid"), flux.get("rolemask")
     return (
         userid if type(userid) is int and 0 <= userid <= USERID_UNKNOWN else USERID_UNKNOWN,

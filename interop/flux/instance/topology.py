@@ -16,12 +16,12 @@ from typing import Any, Final, Protocol
 from ....mdp.errors import ZmdpError
 
 MAX_QUESTIONS: Final = 16
-"""Brokers that are asked at the same time."""
+"""Maximum number of brokers that are asked at the same time."""
 _UP: Final = ("up", "standby")
 
 
 class BrokerClient(Protocol):
-    """What `ask` needs of an `AsyncClient`."""
+    """The method of an `AsyncClient` that `ask` calls."""
 
     async def request(
         self, service: str, *frames: bytes, timeout: float | None, options: Mapping[str, Any] | None = None
@@ -31,7 +31,7 @@ class BrokerClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BrokerTree:
-    """What `mmi.brokers` reports: the broker that was asked first, and the parents of each that answered."""
+    """The tree in the answers to `mmi.brokers`: the own broker, and the parent of each that answered."""
 
     own: str
     parents: Mapping[str, str | None]
@@ -49,7 +49,7 @@ class Topology:
         self._known = False
 
     def update(self, seen: BrokerTree) -> None:
-        """Take in which brokers there are."""
+        """Take in the brokers of the tree."""
         order = _breadth_first(seen.parents)
         if not self._known:
             self._known = True

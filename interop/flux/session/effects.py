@@ -1,4 +1,4 @@
-"""What the machine of a connection asks of its shell, as values that tests compare."""
+"""The effects that the machine of a connection has its shell carry out: values that tests compare."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

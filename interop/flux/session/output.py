@@ -1,4 +1,4 @@
-"""What the machine of a connection asks for: messages to the program, and effects."""
+"""The output of the machine of a connection: messages to the program, and effects."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +10,7 @@ from ..wire.payloads import string_payload
 from .effects import Effect
 
 OWNER: Final = ROLE_OWNER | ROLE_LOCAL
-"""What the instance owner may do, who also signs responses."""
+"""The roles of the instance owner, who also signs responses."""
 
 
 class Output:
@@ -23,24 +23,24 @@ class Output:
 
     def __init__(self, decoder: Decoder, owner: int) -> None:
         self.wake: Callable[[], None] = lambda: None
-        """To be called when there is something to take because of another connection, not of a call of the shell."""
+        """Called when another connection has caused output, so that the shell takes it."""
         self._decoder = decoder
         self._owner = owner
         self._messages: list[bytes] = []
         self._effects: list[Effect] = []
 
     def take_messages(self) -> list[bytes]:
-        """Return what is to be written since the last call."""
+        """Return the messages since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
     def take_effects(self) -> list[Effect]:
-        """Return what is to be done since the last call."""
+        """Return the effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
     def do(self, *effects: Effect) -> None:
-        """Have the shell do this."""
+        """Add effects."""
         self._effects += effects
 
     def write(self, message: Message) -> None:

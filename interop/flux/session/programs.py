@@ -1,7 +1,7 @@
 """The Flux program at the other end as a worker: the services that it offers, and the requests that it was passed.
 
 A pure machine, part of that of the connection (`session.py`).  For each service `x`, the gateway offers `x`, and
-`x.ping`, so that whoever asks for that reaches the program, while gateways answer it for all other services.
+`x.ping`, so that pings reach the program, while gateways answer them for all other services.
 
 A request gets two routes: on top one that no other request has, by which its response is recognized, and below the uuid
 of the client that sent it, which is the same in all its requests.
@@ -35,11 +35,11 @@ from .effects import Answer, Fail, Offer, Withdraw
 from .output import Output
 
 MAX_SERVICES: Final = 100
-"""Services that one connection may offer."""
+"""Maximum number of services of one connection."""
 MAX_HOPS: Final = 100
-"""Routes of a request that are passed on."""
+"""Maximum number of a request's routes that are passed on."""
 RESERVED: Final = frozenset({"attr", "broker", "event", "flux", "mmi", "service"})
-"""What gateways and brokers answer themselves."""
+"""Names that gateways and brokers answer themselves."""
 PROBE: Final = {"flux": {"probe": True}}
 """The options of a request by which a gateway finds out that the broker knows a service."""
 _GATEWAY: Final = re.compile(re.escape(GATEWAY) + "[0-9a-f]{32}")
@@ -147,7 +147,7 @@ class Programs:
     def _watch(self, message: FluxRequest, flux: dict[str, Any]) -> None:
         gateway, client = flux.get("gateway"), flux.get("client")
         if not (isinstance(gateway, str) and _GATEWAY.fullmatch(gateway) and isinstance(client, str)):
-            return  # from a client of the broker: it has no connection that could end
+            return  # a client of the broker has no connection that could end
         if message.noresponse or not _is_route(client):
             return
         new = client not in self._clients
@@ -176,8 +176,8 @@ class Programs:
 def _message(number: int, request: Request, flux: dict[str, Any]) -> FluxRequest:
     """Return the request as the program gets it.
 
-    What other gateways write is taken as it is, if it can be sent.  For clients of the broker, the topic is the name of
-    the service unless they say.
+    Options of other gateways are taken as they are, if they can be sent.  For clients of the broker, the topic is the
+    name of the service by default.
     """
     topic, matchtag, client, hops = flux.get("topic"), flux.get("matchtag"), flux.get("client"), flux.get("routes")
     if not (isinstance(topic, str) and valid_topic(topic) and _first_word(topic) == _first_word(request.service)):

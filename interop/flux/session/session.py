@@ -1,8 +1,8 @@
-"""One connection of a Flux program as a machine: bytes of RFC 3 ↔ what the gateway does for it.
+"""One connection of a Flux program as a machine: messages of RFC 3 ↔ effects.
 
 It uses no socket and no clock.  The gateway answers some requests itself (`_OWN`).  Every other one becomes a request
 to a service: `Found` says to which, and `Instance.brokers` at which brokers.  Each pair is an attempt; if there is no
-such service, the next one follows.  What the program offers itself is in `programs.py`.
+such service, the next one follows.  The services that the program offers are in `programs.py`.
 """
 
 import base64
@@ -47,7 +47,7 @@ PROBE_SECONDS: Final = 30.0
 
 
 class Pending:
-    """Where a request of the program is tried, and who takes what comes of it."""
+    """A request of the program: where it is tried, and who takes its outcomes."""
 
     __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then", "wait")
 
@@ -71,9 +71,9 @@ class FluxSession:
     """The machine of one connection.
 
     Args:
-        instance: What all connections share.
+        instance: The state that all connections share.
         userid: The user at the other end.
-        rolemask: What this user may do.
+        rolemask: The roles of this user.
         max_message: Maximum size of a message in bytes.
     """
 
@@ -154,17 +154,17 @@ class FluxSession:
 
     def ended(self) -> None:
         """Take in that the connection is closed."""
-        self._decoder.discard()  # now, for this object is part of cycles: it may stay until they are collected
+        self._decoder.discard()  # now: this object is part of reference cycles
         self._subscriptions.ended()
         self._instance.departures.left(self.uuid)
         self._programs.ended()
 
     def take_messages(self) -> list[bytes]:
-        """Return what is to be written to the program since the last call."""
+        """Return the messages to the program since the last call."""
         return self.output.take_messages()
 
     def take_events(self) -> list[Effect]:
-        """Return what is to be done since the last call."""
+        """Return the effects since the last call."""
         return self.output.take_effects()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,7 +177,7 @@ class FluxSession:
         elif method == "ping" and service:
             self._ping(request, service)
         elif method == "disconnect" and request.noresponse:
-            pass  # these notices are the gateways' own business
+            pass  # gateways send these notices themselves
         elif method == "cancel" and isinstance((parse_json(request.payload) or {}).get("matchtag"), int):
             self._cancel(request)
         elif request.topic.partition(".")[0] in RESERVED - {"mmi"}:
@@ -257,7 +257,7 @@ class FluxSession:
     # ── ping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _ping(self, request: FluxRequest, service: str) -> None:
-        """Ping a Flux program, or find out whether a broker knows the service, or whether the broker is there."""
+        """Ping a Flux program; or find out whether a broker knows the service, or answers."""
         if parse_json(request.payload) is None:
             self.output.fail(request, EPROTO)
             return
@@ -279,7 +279,7 @@ class FluxSession:
         self._begin(pending)
 
     def _pinged(self, number: int, pending: Pending, outcome: Outcome) -> None:
-        """Respond with what the program has answered; if there is none, ask for the service."""
+        """Respond with the program's answer; without one, ask the broker for the service."""
         if not isinstance(outcome, ServiceNotFound | SettingError):
             self._called(number, pending, outcome)
             return
@@ -379,7 +379,7 @@ class FluxSession:
             self.output.do(Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE))
 
     def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> None:
-        """Respond.  If nobody has answered, the broker does not know the service: it has refused the offer."""
+        """Respond.  Without an answer, the broker does not know the service: it has refused the offer."""
         del number
         if isinstance(outcome, Reply | ServiceError):  # the error is that of another worker with this name
             self.output.respond(pending.request)
@@ -416,7 +416,7 @@ class FluxSession:
         self._begin(pending)
 
     def _published(self, event: Event) -> None:
-        """Publish what the program sends as an event itself."""
+        """Publish an event that the program has sent as a message."""
         wanted: dict[str, Any] = {"topic": event.topic, "flags": PRIVATE if event.private else 0}
         if event.payload is not None:
             wanted["payload"] = base64.b64encode(event.payload).decode()
@@ -433,4 +433,4 @@ _OWN: Final[dict[str, Callable[[FluxSession, FluxRequest], None]]] = {
     "service.add": FluxSession._add_service,
     "service.remove": FluxSession._remove_service,
 }
-"""What the gateway answers itself, besides `ping`, `cancel` and `disconnect` of any service."""
+"""Requests that the gateway answers itself, besides `ping`, `cancel` and `disconnect` of any service."""

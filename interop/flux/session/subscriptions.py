@@ -8,7 +8,7 @@ from ..wire.payloads import text_in
 from .output import Output
 
 MAX_SUBSCRIPTIONS: Final = 1000
-"""Subscriptions that one connection may have at the same time."""
+"""Maximum number of subscriptions of one connection."""
 
 
 class Subscriptions:
@@ -20,7 +20,7 @@ class Subscriptions:
         self._is_owner = rolemask & ROLE_OWNER != 0
         self._output = output
         self._prefixes: dict[str, int] = {}
-        """How often the connection has subscribed to each."""
+        """How many times the connection has subscribed to each prefix."""
         self._unconfirmed: list[FluxRequest] = []
         """Subscriptions that are answered when events arrive."""
 

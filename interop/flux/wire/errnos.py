@@ -1,4 +1,4 @@
-"""How a request failed: errors of the broker and of services ↔ Flux's numbers (Linux's errno) and texts."""
+"""Errors of the broker and of services ↔ Flux's numbers (Linux's errno) and texts."""
 
 import json
 from typing import Final
@@ -52,7 +52,7 @@ MAX_ERRNO: Final = 0xFFFFFFFF
 def failure(error: ZmdpError) -> tuple[int, str]:
     """Return errno and text of a response for the error of a request; the text may be empty.
 
-    What the broker reports has a number for each code.  A service's own error is EIO with the service's text, unless
+    An error of the broker has a number for each code.  A service's own error is EIO with the service's text, unless
     the service is a Flux program behind another gateway (`reported`).
     """
     if isinstance(error, ServiceError):
@@ -69,7 +69,7 @@ def failure(error: ZmdpError) -> tuple[int, str]:
 def reported(errnum: int, text: str) -> tuple[int, str, bytes]:
     """Return code, text and detail of the ERROR for a Flux program's response that has an errno.
 
-    The code is the nearest that clients of the broker know.  The detail carries the errno itself to other gateways.
+    The code is the nearest one of X1.  The detail carries the errno itself to other gateways.
     """
     return _CODE_BY_ERRNO.get(errnum, Code.FAILED), text or f"errno {errnum}", b'{"errnum":%d}' % errnum
 

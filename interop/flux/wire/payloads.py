@@ -3,8 +3,8 @@
 In a body of a request or reply, a JSON object has no NUL at its end.  Other payloads are passed on as they are.  No
 payload is one empty frame.
 
-So `{}` without a NUL gets one, and an empty payload becomes none, unless the options say that the payload is the body:
-gateways do (`is_raw`).  Replies have no options.
+So `{}` without a NUL gets one, and an empty payload becomes none, unless the options say that the payload is the body,
+as gateways do (`is_raw`).  Replies have no options.
 """
 
 import json
@@ -21,7 +21,7 @@ RAW: Final = "raw"
 def json_payload(value: dict[str, Any]) -> bytes:
     """Return `value` as a payload.
 
-    Raises `ValueError` or `TypeError` if JSON cannot represent it; what `parse_json` returns, it always can.
+    Raises `ValueError` or `TypeError` if JSON cannot represent it, which never happens to a result of `parse_json`.
     """
     return _encode(value).encode("ascii") + b"\0"
 
@@ -51,7 +51,7 @@ def text_in(payload: bytes | None, key: str) -> str | None:
 
 
 def string_payload(text: str) -> bytes:
-    """Return `text` as a payload; what UTF-8 cannot represent becomes question marks."""
+    """Return `text` as a payload; lone surrogates become question marks."""
     return text.encode(errors="replace") + b"\0"
 
 
@@ -73,7 +73,7 @@ def body_of(payload: bytes | None) -> bytes:
 
 
 def is_raw(payload: bytes | None) -> bool:
-    """Return whether a payload that is sent as a body would become another one."""
+    """Return whether a payload would come out of a body as another one."""
     if not payload:
         return payload is not None
     return payload[-1:] == b"}" and payload[:1] == b"{"
