@@ -45,11 +45,6 @@ log = logging.getLogger("zmdp.gateway")
 @brokers_option("Broker to use. Can be repeated, or separate endpoints with commas.")
 @key_options
 @click.option(
-    "--rank",
-    type=Number("brokers", whole=True, zero=True),
-    help="Fail unless the broker has this rank in the tree of brokers.",
-)
-@click.option(
     "--size",
     type=Number("brokers", whole=True),
     default=1,
@@ -68,7 +63,6 @@ def cli(
     path: str,
     broker: tuple[str, ...],
     keys: ClientKeys | None,
-    rank: int | None,
     size: int,
     allow_guests: bool,
     drain_timeout: float,
@@ -90,13 +84,13 @@ def cli(
     Exit codes:
       0  stopped, all requests were finished
       1  cannot listen; or stopped before that, by --drain-timeout or a second signal
-      2  invalid usage, or the broker does not have this --rank
+      2  invalid usage
     """
     log_to_stderr(log_level)
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = FluxSettings(absolute, rank, size, allow_guests, **limits)
+    settings = FluxSettings(absolute, size, allow_guests, **limits)
     return asyncio.run(_serve(FluxGateway(broker, settings, keys=keys), drain_timeout))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Self, cast
 
 from ...gateways.upstream import Handler, Upstream, raise_descriptor_limit
-from ...mdp.errors import RequestTimeout, SettingError, ZmdpError
+from ...mdp.errors import RequestTimeout, ZmdpError
 from ...mdp.limits import limit
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reading import Reading
@@ -59,8 +59,6 @@ class FluxSettings:
 
     path: str
     """Path of the socket."""
-    rank: int | None = None
-    """The rank that the gateway's broker must have."""
     size: int = 1
     """Number of brokers in the tree before the gateway begins to serve."""
     guests: bool = False
@@ -73,7 +71,7 @@ class FluxSettings:
 
 
 class FluxGateway:
-    """A Flux gateway: `async with FluxGateway(…)` serves until the block ends.  Raises `BindError` and `SettingError`.
+    """A Flux gateway: `async with FluxGateway(…)` serves until the block ends.  Raises `BindError`.
 
     Args:
         broker: An endpoint, or several in order of preference.
@@ -178,10 +176,6 @@ class FluxGateway:
             if not waiting:
                 waiting = True
                 log.info("waiting for the broker, and for a tree of %d", self.settings.size)
-        rank = self.instance.rank
-        if self.settings.rank not in (None, rank):
-            name = self.instance.broker
-            raise SettingError(f"broker {name!r} has rank {rank}, not {self.settings.rank} (--rank)")
 
     async def _ask(self, timeout: float = ASK_SECONDS) -> None:
         seen = await ask(self.upstream.client, timeout)

@@ -441,9 +441,6 @@ def test_the_command_fails_with_one_line(broker, gateway, tmp_path):
     process = command(gateway.path, broker)
     assert process.wait() == 1
     assert process.stderr.splitlines()[-1].endswith("flux: another gateway is running there")
-    process = command(tmp_path / "other", broker, "--rank", "2")
-    assert process.wait() == 2
-    assert "has rank 0, not 2 (--rank)" in process.stderr.splitlines()[-1]
     process = command(tmp_path / "nowhere" / "flux", f"ipc://{tmp_path}/no-broker")
     assert process.wait() == 1
     assert process.stderr.endswith(f"there is no folder {tmp_path}/nowhere")
