@@ -13,7 +13,8 @@ from ...gateways.upstream import Upstream
 from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last
 from ...workers.session.request import Request
-from .session.effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, Withdraw
+from .session.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
+from .session.session import FluxSession
 
 MAX_OUTSTANDING: Final = 1000
 """A connection with this many outstanding requests is not read."""
@@ -57,7 +58,7 @@ class Conversation:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: FluxSession,
         peer: Peer,
         upstream: Upstream,
         *,

@@ -2,12 +2,12 @@
 
 import os
 import time
-from typing import Final, Protocol
+from typing import Final
 from uuid import uuid4
 
 from ..wire.messages import NODEID_ANY
 from .attributes import attributes
-from .departures import Gone
+from .departures import Departures
 from .pubsub import Subscribers
 from .topology import Topology
 
@@ -16,24 +16,6 @@ MAX_SERVICES: Final = 1000
 """Services that all programs of a gateway may offer."""
 MAX_FOUND: Final = 10_000
 """Maximum number of topics whose service is remembered."""
-
-
-class Departures(Protocol):
-    """The methods of `departures.Departures` that connections call."""
-
-    service: str
-
-    def arrived(self, client: str) -> None:
-        """Take in that a client has connected."""
-
-    def left(self, client: str) -> None:
-        """Take in that a client has left."""
-
-    def watch(self, gateway: str, client: str, gone: Gone) -> None:
-        """Call `gone` once when a client of a gateway has left."""
-
-    def forget(self, gateway: str, client: str, gone: Gone) -> None:
-        """Do not call `gone`.  Idempotent."""
 
 
 class Instance:

@@ -11,22 +11,14 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from ....clients.aio import AsyncClient
 from ....mdp.errors import ZmdpError
 
 MAX_QUESTIONS: Final = 16
 """Maximum number of brokers that are asked at the same time."""
 _UP: Final = ("up", "standby")
-
-
-class BrokerClient(Protocol):
-    """The method of an `AsyncClient` that `ask` calls."""
-
-    async def request(
-        self, service: str, *frames: bytes, timeout: float | None, options: Mapping[str, Any] | None = None
-    ) -> list[bytes]:
-        """Call a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +126,7 @@ def parent_of(answer: Mapping[str, Any]) -> str | None:
     return min(up, default=None)
 
 
-async def ask(client: BrokerClient, timeout: float) -> BrokerTree:
+async def ask(client: AsyncClient, timeout: float) -> BrokerTree:
     """Ask every broker that can be reached for its links.  Raises `ZmdpError` if the own broker does not answer."""
     own = json.loads((await client.request("mmi.brokers", timeout=timeout))[0])
     parents: dict[str, str | None] = {own["name"]: parent_of(own)}

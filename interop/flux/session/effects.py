@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from ....clients.calls.call import Outcome
-from ....workers.session.request import Request
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -76,31 +73,3 @@ class Fail:
 
 
 Effect = Begin | Cancel | Close | Offer | Withdraw | Answer | Fail
-
-
-class Machine(Protocol):
-    """The protocol of one connection, whose peer may offer services.  It needs no time."""
-
-    def receive(self, data: bytes) -> None:
-        """Take in bytes that have arrived from the peer."""
-
-    def answered(self, number: int, outcome: Outcome) -> None:
-        """Take in a part, the reply or the error of a request that `Begin` made."""
-
-    def ended(self) -> None:
-        """Take in that the connection is closed.  Nothing can be written any more."""
-
-    def take_messages(self) -> list[bytes]:
-        """Return what is to be written to the peer since the last call."""
-
-    def take_events(self) -> list[Effect]:
-        """Return what is to be done since the last call, in order."""
-
-    def asked(self, number: int, request: Request) -> None:
-        """Take in a request to a service that this connection offers."""
-
-    def withdrawn(self, number: int) -> None:
-        """Take in that a request passed to `asked` is not wanted any longer."""
-
-    def refused(self, service: str, why: str) -> None:
-        """Take in that a service cannot be offered: `Offer` had no effect."""
