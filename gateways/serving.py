@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from ..mdp.cli.console import Address, Decorator, limit_option, options
+from ..mdp.cli.console import Address, Decorator, brokers_option, key_options, limit_option, options
 from ..mdp.errors import BindError
 from ..mdp.transport.tcp import is_loopback, listen
 from .access import Access, load
@@ -83,13 +83,17 @@ class Serving:
 
 
 def serving_options(*, bind: Decorator, **defaults: Any) -> Decorator:
-    """Return the decorator for the options of a gateway, whose command gets them as `serving`.
+    """Return the decorator for the options of a gateway, whose command gets `broker`, `keys` and `serving`.
 
     `bind` is its option `--bind`; `defaults` replace defaults of `Settings`.
     """
     names = [setting for setting in fields(Settings) if setting.metadata]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @brokers_option(
+            "The broker's endpoint. Can be repeated, or separate several with commas, in order of preference."
+        )
+        @key_options
         @bind
         @click.option(
             "--access",

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from ...mdp.histogram import Histogram
 from .formats import number, seconds
-from .timeline import SPAN_SECONDS
+from .timeline import SPAN_SECONDS, Moment
 
 WIDTH: Final = 600
 HEIGHT: Final = 120
@@ -14,14 +14,6 @@ SPANS: Final = ((300, "5 min"), (900, "15 min"), (1800, "30 min"), (SPAN_SECONDS
 """The time axes to choose from: in seconds, and as text."""
 GAP_STEPS: Final = 2.5
 """A line is interrupted where this many steps have no point."""
-
-
-class Moment(Protocol):
-    """A point of a chart."""
-
-    @property
-    def at(self) -> float:
-        """The monotonic time."""
 
 
 Point = TypeVar("Point", bound=Moment)

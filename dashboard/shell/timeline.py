@@ -8,16 +8,16 @@ SPAN_SECONDS: Final = 3600
 STEP_SECONDS: Final = 10
 
 
-class Sample(Protocol):
-    """Counts up to one moment."""
+class Moment(Protocol):
+    """A sample, or a point of a chart."""
 
     @property
     def at(self) -> float:
-        """The monotonic time of that moment."""
+        """The monotonic time."""
         ...
 
 
-SampleT = TypeVar("SampleT", bound=Sample)
+SampleT = TypeVar("SampleT", bound=Moment)
 PointT = TypeVar("PointT")
 
 

@@ -4,14 +4,7 @@ from typing import Final
 
 import click
 
-from ...mdp.cli.console import (
-    CONTEXT_SETTINGS,
-    SectionedCommand,
-    brokers_option,
-    key_options,
-    log_level_option,
-    log_to_stderr,
-)
+from ...mdp.cli.console import CONTEXT_SETTINGS, SectionedCommand, log_level_option, log_to_stderr
 from ...mdp.program.extras import needs_extra
 from ...mdp.security.keys import ClientKeys
 from ..serving import SECTIONS, Serving, bind_option, serving_options
@@ -21,8 +14,6 @@ DEFAULT_BIND: Final = "127.0.0.1:8080"
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, context_settings=CONTEXT_SETTINGS)
-@brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
-@key_options
 @serving_options(bind=bind_option(DEFAULT_BIND, "Where to listen; port 0 for a free one."))
 @log_level_option
 def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, log_level: str) -> int:

@@ -6,14 +6,7 @@ from typing import Final
 
 import click
 
-from ...mdp.cli.console import (
-    CONTEXT_SETTINGS,
-    SectionedCommand,
-    brokers_option,
-    key_options,
-    log_level_option,
-    log_to_stderr,
-)
+from ...mdp.cli.console import CONTEXT_SETTINGS, SectionedCommand, log_level_option, log_to_stderr
 from ...mdp.program.extras import needs_extra
 from ...mdp.security.keys import ClientKeys
 from ..serving import SECTIONS, Serving, bind_option, serving_options
@@ -34,8 +27,6 @@ BIND_HELP: Final = (
     metavar="PATTERN",
     help="Services that are tools though their workers do not say so (tool=True), such as 'images.*'. Can be repeated.",
 )
-@brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
-@key_options
 @serving_options(bind=bind_option(None, BIND_HELP), timeout=TIMEOUT_SECONDS)
 @log_level_option
 def cli(
