@@ -5,10 +5,13 @@ from random import Random
 
 from zmdp.interop.flux.wire import framing, messages
 from zmdp.interop.flux.wire.messages import (
+    CMB1,
+    RFC3,
     Control,
     Event,
     FluxRequest,
     Invalid,
+    Keepalive,
     Response,
 )
 
@@ -34,19 +37,21 @@ def flag(random: Random) -> bool:
 
 
 def value_of(random: Random) -> messages.Message:
-    """Return a message of any type; valid, except for a few topics, nodeids and routes."""
-    kind = random.randrange(7)
+    """Return a message of any type; valid in one dialect at least, except for a few topics, nodeids and routes."""
+    kind = random.randrange(8)
     sender = {"userid": integer(random), "rolemask": integer(random)}
     if kind == 0:
         return Control(integer(random), integer(random), **sender, user1=flag(random))
-    topic, payload = random.choice(TOPICS), random.choice(PAYLOADS)
     if kind == 1:
+        return Keepalive(integer(random), integer(random), **sender)
+    topic, payload = random.choice(TOPICS), random.choice(PAYLOADS)
+    if kind == 2:
         routes = random.choice([None, None, (), (b"a", b"b")])
         return Event(topic, payload, integer(random), routes, **sender, private=flag(random), user1=flag(random))
     depth = random.choice([0, 0, 0, 1, 2, 5, *([255, 256, 257] if random.random() < 0.02 else [])])
     routes = None if random.random() < 0.1 else tuple(random.choice(ROUTES) for _ in range(depth))
     flags = {"streaming": flag(random), "upstream": flag(random), "user1": flag(random)}
-    if kind < 4:
+    if kind < 5:
         return Response(topic, payload, integer(random), integer(random), routes, **sender, **flags)
     noresponse = not flags["streaming"] and flag(random)
     return FluxRequest(
@@ -106,12 +111,14 @@ def pieces_of(random: Random, data: bytes) -> list[bytes]:
 # ── what must come of it, read from the grammar ──────────────────────────────────────────────────────────────────────
 
 
-def is_message(parts: list[bytes]) -> bool:
-    """Return whether RFC 3 and the limits of the codec allow a message of these parts."""
+def is_message(parts: list[bytes], dialect: str) -> bool:
+    """Return whether RFC 3, or CMB1, and the limits of the codec allow a message of these parts."""
     header = parts[-1] if parts else b""
     if len(header) != 20 or header[:2] != b"\x8e\x01" or header[2] not in {1, 2, 4, 8}:
         return False
     kind, flags = header[2], header[3]
+    if dialect == CMB1 and flags & 0x80:
+        return False
     if kind == 8:
         return flags & 0x0B == 0 and len(parts) == 1
     rest = parts[:-1]
@@ -120,17 +127,19 @@ def is_message(parts: list[bytes]) -> bool:
             return False
         at = rest.index(b"")
         routes, rest = rest[:at], rest[at + 1 :]
-        if len(routes) > 256 or any(len(route) > 255 or 0 in route for route in routes):
+        if len(routes) > 256 or any(len(route) > 255 or (dialect == RFC3 and 0 in route) for route in routes):
             return False
     if len(rest) != 1 + bool(flags & 2) or not flags & 1 or not 1 <= len(rest[0]) <= 1024:
         return False
     topic = rest[0].decode(errors="replace")
+    if dialect == CMB1 and not (topic.isascii() and f"{topic}0".replace(".", "").isalnum()):
+        return False
     if "\0" in topic or topic.encode() != rest[0]:
         return False
-    if kind != 4 and not flags & 8:
+    if dialect == RFC3 and kind != 4 and not flags & 8:
         return False
     if kind == 1:
-        return flags & 0x44 != 0x44
+        return flags & 0x44 != 0x44 and not (dialect == CMB1 and header[12:16] == b"\xff\xff\xff\xfe")
     return kind == 2 or header[16:] == bytes(4)
 
 
@@ -168,15 +177,18 @@ def without_ignored_flags(parts: list[bytes]) -> list[bytes]:
     return [*parts[:-1], header[:3] + bytes([header[3] & MEANINGFUL[header[2]]]) + header[4:]]
 
 
-def check_parts(parts: list[bytes]) -> messages.Message | Invalid:
-    """Return what `parts` are.  Raises `AssertionError` if a rule is broken."""
-    message = messages.decode(parts)
-    assert isinstance(message, Invalid) != is_message(parts), (parts, message)
-    if not isinstance(message, Invalid):
-        again = messages.encode(message)
-        assert again == without_ignored_flags(parts), (parts, message)
-        assert messages.decode(again) == message, (parts, message)
-    return message
+def check_parts(parts: list[bytes]) -> list[messages.Message | Invalid]:
+    """Return what `parts` are in each dialect.  Raises `AssertionError` if a rule is broken."""
+    decoded = []
+    for dialect in (RFC3, CMB1):
+        message = messages.decode(parts, dialect)
+        assert isinstance(message, Invalid) != is_message(parts, dialect), (dialect, parts, message)
+        if not isinstance(message, Invalid):
+            again = messages.encode(message)
+            assert again == without_ignored_flags(parts), (dialect, parts, message)
+            assert messages.decode(again, dialect) == message, (dialect, parts, message)
+        decoded.append(message)
+    return decoded
 
 
 def check_stream(pieces: list[bytes], max_parts: int) -> list[list[bytes]]:
@@ -201,9 +213,11 @@ def fuzz(seed: int) -> list[messages.Message | Invalid]:
     parts = messages.encode(value_of(random))
     for _ in range(random.choice([0, 1, 1, 2, 5])):
         parts = mutated_parts(random, parts)
-    decoded = [check_parts(parts)]
+    decoded = check_parts(parts)
     stream = framing.encode(parts, random.choice(["big", "little"]))
     stream *= random.choice([1, 1, 3]) if len(stream) < 500 else 1
     if random.random() < 0.7:
         stream = mutated(random, stream)
-    return [*decoded, *map(check_parts, check_stream(pieces_of(random, stream), random.choice([3, 260])))]
+    for parts in check_stream(pieces_of(random, stream), random.choice([3, 260])):
+        decoded += check_parts(parts)
+    return decoded

@@ -1,4 +1,4 @@
-"""Flux messages: parts ↔ typed values, for RFC 3 as flux-core speaks it.
+"""Flux messages: parts ↔ typed values, for RFC 3 as flux-core speaks it and for CMB1, its predecessor.
 
 Nothing here uses a socket or a clock.  A message is a list of *parts*, the last of which is the header:
 
@@ -9,25 +9,30 @@ Nothing here uses a socket or a clock.  A message is a list of *parts*, the last
     type 1  request     a = nodeid       b = matchtag
     type 2  response    a = errnum       b = matchtag
     type 4  event       a = sequence     b = 0
-    type 8  control     a = type         b = status
+    type 8  control     a = type         b = status       (CMB1: keepalive, a = errnum)
 
 The flags say which parts are there.  The first route is the hop that the message passed last.  Topics and routes have
 no NUL at their end; JSON and string payloads do.
 
-Requests and responses always have the delimiter.  RFC 3 forbids it in events, but flux-core sends events with it, and
-with routes, so it is accepted.  Only flux-core has the flag `user1`, which belongs to the application.  A flag without
-a meaning for the type of its message is ignored, as flux-core ignores it.
+The dialects differ in this: in CMB1, only a message with routes needs the delimiter; in RFC 3, requests and responses
+always have it.  RFC 3 forbids it in events, but flux-core sends events with it, and with routes, so it is accepted.
+CMB1 topics consist of letters, digits and periods.  Only flux-core has the flag `user1`, which belongs to the
+application.  A flag without a meaning for the type of its message is ignored, as flux-core ignores it.
 
 A message decodes to a value or to `Invalid`.  Decoding never raises, whatever the bytes.
 """
 
+import string
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, Literal
 
 Parts = list[bytes]
 Routes = tuple[bytes, ...]
 """The route stack; the first is on top."""
+Dialect = Literal["RFC3", "CMB1"]
+RFC3: Final = "RFC3"
+CMB1: Final = "CMB1"
 
 MAX_ROUTES: Final = 256
 MAX_ROUTE: Final = 255
@@ -39,6 +44,8 @@ MAX_PARTS: Final = MAX_ROUTES + 4
 HEADER_SIZE: Final = 20
 
 NODEID_ANY: Final = 0xFFFFFFFF
+NODEID_UPSTREAM: Final = 0xFFFFFFFE
+"""Reserved for programming interfaces: on the wire, it is the flag `upstream` and the sender's rank."""
 USERID_UNKNOWN: Final = 0xFFFFFFFF
 MATCHTAG_NONE: Final = 0
 
@@ -84,6 +91,7 @@ _VERSION: Final = 1
 _HEADER: Final = Struct(">BBBBIIII")
 _unpack: Final = _HEADER.unpack
 _pack: Final = _HEADER.pack
+_CMB1_CHARACTERS: Final = f"{string.ascii_letters}{string.digits}.".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,8 @@ class FluxRequest:
     matchtag: int = MATCHTAG_NONE
     nodeid: int = NODEID_ANY
     """The rank to which the request goes; with `upstream`, the rank that sent it."""
-    routes: Routes = ()
+    routes: Routes | None = ()
+    """None without a route delimiter, as CMB1 allows."""
     userid: int = USERID_UNKNOWN
     rolemask: int = ROLE_NONE
     noresponse: bool = False
@@ -115,7 +124,7 @@ class Response:
     matchtag: int = MATCHTAG_NONE
     errnum: int = 0
     """0, or why the request failed; ENODATA ends a stream."""
-    routes: Routes = ()
+    routes: Routes | None = ()
     userid: int = USERID_UNKNOWN
     rolemask: int = ROLE_NONE
     upstream: bool = False
@@ -152,13 +161,23 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
+class Keepalive:
+    """CMB1: the peer is alive."""
+
+    errnum: int = 0
+    status: int = 0
+    userid: int = USERID_UNKNOWN
+    rolemask: int = ROLE_NONE
+
+
+@dataclass(frozen=True, slots=True)
 class Invalid:
     """A message that breaks a rule.  The reasons are a fixed set: they contain nothing of the message."""
 
     reason: str
 
 
-Message = FluxRequest | Response | Event | Control
+Message = FluxRequest | Response | Event | Control | Keepalive
 
 
 # ── encode ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,11 +203,13 @@ def encode(message: Message) -> Parts:
     elif isinstance(message, Event):
         flags = _PRIVATE if message.private else 0
         header = (_EVENT, message.sequence, 0)
-    else:
+    elif isinstance(message, Control):
         flags = _USER1 if message.user1 else 0
         return [
             _pack(_MAGIC, _VERSION, _CONTROL, flags, message.userid, message.rolemask, message.type, message.status)
         ]
+    else:
+        return [_pack(_MAGIC, _VERSION, _CONTROL, 0, message.userid, message.rolemask, message.errnum, message.status)]
     if message.user1:
         flags |= _USER1
     kind, first, second = header
@@ -208,7 +229,7 @@ def encode(message: Message) -> Parts:
 # ── decode ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decode(parts: Parts) -> Message | Invalid:
+def decode(parts: Parts, dialect: Dialect = RFC3) -> Message | Invalid:
     """Return the message that consists of `parts`, or what is wrong with them."""
     if not parts:
         return Invalid("no header")
@@ -220,37 +241,41 @@ def decode(parts: Parts) -> Message | Invalid:
         return Invalid("wrong magic byte in the header")
     if version != _VERSION:
         return Invalid("unknown version")
+    if dialect == CMB1 and flags & _USER1:
+        return Invalid("unknown flag")
     if kind in (_REQUEST, _RESPONSE, _EVENT):
-        return _decode_routed(parts, header)
+        return _decode_routed(parts, header, dialect)
     if kind != _CONTROL:
         return Invalid("unknown type")
     if flags & _PARTS:
         return Invalid("control message with routes, topic or payload")
     if len(parts) > 1:
         return Invalid("surplus parts")
+    if dialect == CMB1:
+        return Keepalive(first, second, userid, rolemask)
     return Control(first, second, userid, rolemask, flags & _USER1 != 0)
 
 
-def _decode_routed(parts: Parts, header: tuple[int, ...]) -> Message | Invalid:
+def _decode_routed(parts: Parts, header: tuple[int, ...], dialect: Dialect) -> Message | Invalid:
     """Decode a request, a response or an event."""
     _, _, kind, flags, userid, rolemask, first, second = header
     last = len(parts) - 1
     if not flags & _TOPIC:
         return Invalid("no topic")
-    routes: Routes = ()
+    routes = None
     at = 0
     if flags & _ROUTE:
-        found = _routes(parts, last)
+        found = _routes(parts, last, dialect)
         if isinstance(found, Invalid):
             return found
         routes = found
         at = len(routes) + 1
-    elif kind != _EVENT:
+    elif dialect == RFC3 and kind != _EVENT:
         return Invalid("no route delimiter")
     expected = at + 1 + (flags & _PAYLOAD != 0)
     if last != expected:
         return Invalid("missing parts" if last < expected else "surplus parts")
-    topic = _topic(parts[at])
+    topic = _topic(parts[at], dialect)
     if isinstance(topic, Invalid):
         return topic
     payload = parts[at + 1] if flags & _PAYLOAD else None
@@ -260,10 +285,11 @@ def _decode_routed(parts: Parts, header: tuple[int, ...]) -> Message | Invalid:
     if kind == _EVENT:
         if second != 0:
             return Invalid("event whose unused field is not zero")
-        kept, private = routes if flags & _ROUTE else None, flags & _PRIVATE != 0
-        return Event(topic, payload, first, kept, userid, rolemask, private, flags & _USER1 != 0)
+        return Event(topic, payload, first, routes, userid, rolemask, flags & _PRIVATE != 0, flags & _USER1 != 0)
     if flags & _NEVER == _NEVER:
         return Invalid("streaming request that wants no response")  # flux-core never sets both
+    if dialect == CMB1 and first == NODEID_UPSTREAM:
+        return Invalid("reserved nodeid")
     return FluxRequest(
         topic,
         payload,
@@ -279,15 +305,15 @@ def _decode_routed(parts: Parts, header: tuple[int, ...]) -> Message | Invalid:
     )
 
 
-def valid_topic(topic: str) -> bool:
+def valid_topic(topic: str, dialect: Dialect = RFC3) -> bool:
     """Return whether a message may have this topic: not empty, not too long, and without NUL."""
     try:
-        return isinstance(_topic(topic.encode()), str)
+        return isinstance(_topic(topic.encode(), dialect), str)
     except UnicodeEncodeError:  # surrogates, which JSON can contain
         return False
 
 
-def _routes(parts: Parts, last: int) -> Routes | Invalid:
+def _routes(parts: Parts, last: int, dialect: Dialect) -> Routes | Invalid:
     """Return the routes in front of the delimiter."""
     if last and not parts[0]:
         return ()  # by far the most frequent: a message of a client
@@ -297,7 +323,7 @@ def _routes(parts: Parts, last: int) -> Routes | Invalid:
             return Invalid("too many routes")
         if len(parts[at]) > MAX_ROUTE:
             return Invalid("route too long")
-        if b"\0" in parts[at]:
+        if dialect == RFC3 and b"\0" in parts[at]:
             return Invalid("NUL in a route")
         at += 1
     if at == last:
@@ -305,13 +331,16 @@ def _routes(parts: Parts, last: int) -> Routes | Invalid:
     return tuple(parts[:at])
 
 
-def _topic(part: bytes) -> str | Invalid:
+def _topic(part: bytes, dialect: Dialect) -> str | Invalid:
     """Return the topic."""
     if not part:
         return Invalid("empty topic")
     if len(part) > MAX_TOPIC:
         return Invalid("topic too long")
-    if b"\0" in part:
+    if dialect == CMB1:
+        if part.translate(None, _CMB1_CHARACTERS):
+            return Invalid("topic with characters other than letters, digits and periods")
+    elif b"\0" in part:
         return Invalid("NUL in the topic")
     try:
         return part.decode()

@@ -1,4 +1,4 @@
-"""Flux messages: the bytes of genuine programs both ways, each rule of RFC 3, and any bytes at all."""
+"""Flux messages: the bytes of genuine programs both ways, each rule of RFC 3 and CMB1, and any bytes at all."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 
 from zmdp.interop.flux.wire import messages
 from zmdp.interop.flux.wire.messages import (
+    CMB1,
     ENODATA,
     ENOSYS,
     MATCHTAG_NONE,
     MAX_ROUTES,
     NODEID_ANY,
+    NODEID_UPSTREAM,
+    RFC3,
     USERID_UNKNOWN,
     Control,
     Event,
     FluxRequest,
     Invalid,
+    Keepalive,
     Response,
     decode,
     encode,
@@ -70,6 +74,7 @@ def header(kind, flags, a=0, b=0, magic=0x8E, version=1):
 @GENUINE
 def test_a_genuine_message_is_decoded(parts, message):
     assert decode(parts) == message
+    assert decode(parts, CMB1) == message
 
 
 @GENUINE
@@ -91,7 +96,7 @@ def test_the_defaults_are_those_of_a_new_message():
     assert encode(FluxRequest("a")) == [b"", b"a", header(1, 0x09, NODEID_ANY, MATCHTAG_NONE)]
     assert encode(Response("a")) == [b"", b"a", header(2, 0x09)]
     assert encode(Event("a")) == [b"a", header(4, 0x01)]
-    assert encode(Control()) == [header(8, 0x00)]
+    assert encode(Control()) == encode(Keepalive()) == [header(8, 0x00)]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,7 @@ def test_each_integer_has_its_place():
     assert encode(Response("a", matchtag=second, errnum=first, **credentials))[-1][4:] == both
     assert encode(Event("a", sequence=first, **credentials))[-1][4:] == both[:12] + bytes(4)
     assert encode(Control(first, second, **credentials))[-1][4:] == both
+    assert encode(Keepalive(first, second, **credentials))[-1][4:] == both
 
 
 def test_routes_are_the_first_parts_top_of_the_stack_first():
@@ -192,17 +198,50 @@ BROKEN = [
     ("control message with routes, topic or payload", [b"", header(8, 0x08)]),
     ("control message with routes, topic or payload", [b"a", header(8, 0x01)]),
     ("control message with routes, topic or payload", [b"a", header(8, 0x02)]),
+]
+RFC3_BROKEN = [
     ("no route delimiter", [b"a", header(1, 0x01)]),
     ("no route delimiter", [b"a", header(2, 0x01)]),
     ("NUL in the topic", [b"", b"a\0", header(1, 0x09)]),
     ("topic is not UTF-8", [b"", b"\xff", header(1, 0x09)]),
     ("NUL in a route", [b"r\0", b"", b"a", header(1, 0x09)]),
 ]
+CMB1_BROKEN = [
+    ("unknown flag", [b"", b"a", header(1, 0x89)]),
+    ("reserved nodeid", [b"", b"a", header(1, 0x09, NODEID_UPSTREAM)]),
+    *(
+        ("topic with characters other than letters, digits and periods", [b"", topic, header(1, 0x09)])
+        for topic in [b"a-b", b"a b", b"a\0", b"\xc3\xb6", b"a/b"]
+    ),
+]
 
 
-@pytest.mark.parametrize(("reason", "parts"), BROKEN)
+@pytest.mark.parametrize(("reason", "parts"), BROKEN + RFC3_BROKEN)
 def test_a_message_that_breaks_a_rule_of_rfc_3_is_invalid(reason, parts):
-    assert decode(parts) == Invalid(reason)
+    assert decode(parts, RFC3) == Invalid(reason)
+
+
+@pytest.mark.parametrize(("reason", "parts"), BROKEN + CMB1_BROKEN)
+def test_a_message_that_breaks_a_rule_of_cmb1_is_invalid(reason, parts):
+    assert decode(parts, CMB1) == Invalid(reason)
+
+
+@pytest.mark.parametrize("parts", [parts for reason, parts in RFC3_BROKEN if reason == "no route delimiter"])
+def test_cmb1_allows_requests_and_responses_without_a_route_delimiter(parts):
+    message = decode(parts, CMB1)
+    assert message.routes is None
+    assert encode(message) == parts
+
+
+@pytest.mark.parametrize("parts", [parts for _, parts in CMB1_BROKEN if b"a\0" not in parts])
+def test_flux_core_speaks_more_than_cmb1(parts):
+    assert encode(decode(parts, RFC3)) == parts
+
+
+def test_type_8_is_control_in_rfc_3_and_keepalive_in_cmb1():
+    parts = [header(8, 0x00, 1, 2)]
+    assert decode(parts, RFC3) == Control(1, 2)
+    assert decode(parts, CMB1) == Keepalive(1, 2)
 
 
 def test_limits_include_what_is_just_allowed():
@@ -216,8 +255,10 @@ def test_a_topic_that_could_not_be_decoded_is_not_valid(topic):
     assert not messages.valid_topic(topic)
 
 
-def test_a_topic_may_have_any_other_character():
+def test_a_valid_topic_depends_on_the_dialect():
     assert messages.valid_topic("größe.a-b")
+    assert not messages.valid_topic("größe.a-b", CMB1)
+    assert messages.valid_topic("a.b2", CMB1)
 
 
 # ── any message, any bytes ───────────────────────────────────────────────────────────────────────────────────────────
@@ -227,35 +268,52 @@ ROUTES = st.lists(st.binary(min_size=1, max_size=255).filter(lambda route: 0 not
 SENDER = {"userid": U32, "rolemask": U32}
 BODY = {"payload": st.none() | st.binary(max_size=300), "user1": st.booleans()}
 TOPICS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=256)
+CMB1_TOPICS = st.text("abzABZ019.", min_size=1)
 
 
-def routed():
-    """Return any requests and responses."""
+def routed(topics, routes, **more):
+    """Return any requests and responses with these topics and routes."""
     common = {
-        "topic": TOPICS,
-        "routes": ROUTES,
+        "topic": topics,
+        "routes": routes,
         "matchtag": U32,
         "upstream": st.booleans(),
         "streaming": st.booleans(),
         **SENDER,
         **BODY,
+        **more,
     }
-    ranks = st.just(NODEID_ANY) | st.integers(0, 0xFFFFFFFD)
+    ranks = st.just(NODEID_ANY) | st.integers(0, NODEID_UPSTREAM - 1)
     requests = st.builds(FluxRequest, nodeid=ranks, noresponse=st.booleans(), **common)
     possible = requests.filter(lambda request: not (request.noresponse and request.streaming))
     return possible | st.builds(Response, errnum=U32, **common)
 
 
-MESSAGES = (
-    routed()
-    | st.builds(Event, topic=TOPICS, routes=st.none() | ROUTES, sequence=U32, private=st.booleans(), **SENDER, **BODY)
+def events(topics, routes, **more):
+    return st.builds(Event, topic=topics, routes=routes, sequence=U32, private=st.booleans(), **SENDER, **BODY | more)
+
+
+NO_USER1 = {"user1": st.just(False)}
+RFC3_MESSAGES = (
+    routed(TOPICS, ROUTES)
+    | events(TOPICS, st.none() | ROUTES)
     | st.builds(Control, type=U32, status=U32, user1=st.booleans(), **SENDER)
+)
+CMB1_MESSAGES = (
+    routed(CMB1_TOPICS, st.none() | ROUTES, **NO_USER1)
+    | events(CMB1_TOPICS, st.none() | ROUTES, **NO_USER1)
+    | st.builds(Keepalive, errnum=U32, status=U32, **SENDER)
 )
 
 
-@given(MESSAGES)
+@given(RFC3_MESSAGES)
 def test_any_message_of_rfc_3_survives_a_round_trip(message):
-    assert decode(encode(message)) == message
+    assert decode(encode(message), RFC3) == message
+
+
+@given(CMB1_MESSAGES)
+def test_any_message_of_cmb1_survives_a_round_trip(message):
+    assert decode(encode(message), CMB1) == message
 
 
 @given(st.lists(st.binary(max_size=30) | st.integers(0, 255).map(lambda flags: header(1, flags)), max_size=6))
@@ -267,7 +325,7 @@ def test_mutated_messages_are_what_the_grammar_says():
     found = {
         one.reason if isinstance(one, Invalid) else type(one) for seed in range(5000) for one in fuzz_flux.fuzz(seed)
     }
-    reasons = {reason for reason, _ in BROKEN}
+    reasons = {reason for reason, _ in BROKEN + RFC3_BROKEN + CMB1_BROKEN}
     assert found - {"too many routes"} == reasons - {"no header", "too many routes"} | {
-        FluxRequest, Response, Event, Control,
+        FluxRequest, Response, Event, Control, Keepalive,
     }  # fmt: skip
