@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
 from ..mdp.program.extras import install_command
-from .errors import reason
+from .reasons import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,15 +6,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import ServiceError, ZmdpError
-from ..errors import reason
+from ..reasons import reason
+from .binding import bound
+from .catalogue.offer import Offer
+from .catalogue.request_tables import RequestTables, register_when_named, request_tables
+from .catalogue.roles import EVERYTHING, Role
 from .failures import detail, withheld
-from .jobs import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, not_in_queries, unsafe_word
-from .offer import Offer
-from .parameters import bound
-from .results import Results, as_dataframe
-from .roles import EVERYTHING, Role
-from .running import Job
-from .tables import RequestTables, register_when_named, request_tables
+from .parsing import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, not_in_queries, unsafe_word
+from .results.sending import Results, as_dataframe
+from .running_jobs import Job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

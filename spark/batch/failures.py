@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, ZmdpError
-from ..errors import reason
-from .jobs import UNPROCESSABLE
+from ..reasons import reason
+from .parsing import UNPROCESSABLE
 
 _CONDITION: Final = re.compile(r"(?:^|: )\[([A-Z][A-Z0-9_.]+)\] ", re.MULTILINE)
 _SQLSTATE: Final = re.compile(r"\bSQLSTATE: (\w{5})\b")

@@ -20,11 +20,11 @@ import msgspec
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ...workers import Request
-from ..errors import reason
-from .history import History
-from .jobs import check_owner, parsed, unprocessable
-from .media import csv_rows
-from .results import json_text
+from ..reasons import reason
+from .job_history import History
+from .parsing import check_owner, parsed, unprocessable
+from .results.media import csv_rows
+from .results.sending import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ..session import is_alive, is_connect, stop_quietly
-from .jobs import not_in_queries, unsafe_word
+from .catalogue.roles import ROLES_NEED_PLAN, Role
+from .parsing import not_in_queries, unsafe_word
 from .progress import ClassicProgress, ConnectProgress, Progress
-from .roles import ROLES_NEED_PLAN, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

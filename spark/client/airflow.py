@@ -17,9 +17,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from ...clients import AsyncClient, Client, Reply
 from ...mdp.errors import ServiceError, SettingError, UnknownTicket
 from ...titanic import AsyncTicket, AsyncTitanic, Ticket, Titanic
-from .errors import JobFailed
-from .events import Lines, event_of
-from .requests import difference, job_frames, parse_result, sql_frames
+from .frames import difference, job_frames, parse_result, sql_frames
+from .job_failed import JobFailed
+from .partials import Lines, event_of
 
 KEEP_SECONDS: Final = 30 * 86400.0
 """How long Titanic keeps the request of a task that does not come back for it, and remembers its key."""

@@ -9,9 +9,9 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...titanic.contrib.arrow.reading import Requests, select_requests
-from ..arrow import arrow_schema
+from ..python import arrow_schema
 from ..python_workers import exempt_imports_from_collection
-from .options import database_option, int_option, known_options
+from .table_options import database_option, int_option, known_options
 
 DEFAULT_PARTITIONS: Final = 8
 MAX_PARTITIONS: Final = 10_000

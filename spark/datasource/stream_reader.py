@@ -10,8 +10,8 @@ from ...mdp.errors import SettingError
 from ...titanic.contrib.arrow.connection import check_database, open_database
 from ...titanic.contrib.arrow.reading import split_range
 from ...titanic.db.offsets import NUMBERS, SafeOffset
-from .options import int_option, known_options
 from .reader import READ_OPTIONS, Span, SpanReader
+from .table_options import int_option, known_options
 
 try:  # PySpark 4.2 and newer: limits on micro-batches, and Trigger.AvailableNow
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow

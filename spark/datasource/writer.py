@@ -20,9 +20,9 @@ from ...titanic.contrib.arrow.rows import ROW_OPTIONS, plan_rows
 from ...titanic.contrib.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
 from ...titanic.db.store import staging
 from ...titanic.server.quota import DEFAULT_MAX_PER_SERVICE
-from ..arrow import arrow_schema
+from ..python import arrow_schema
 from ..python_workers import exempt_imports_from_collection
-from .options import database_option, int_option, known_options
+from .table_options import database_option, int_option, known_options
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamBase

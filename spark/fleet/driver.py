@@ -23,7 +23,7 @@ from ...mdp.program.control import SPARK, UNKNOWN_OPERATION
 from ...mdp.transport.reach import warn_if_unreachable
 from ...workers import Worker
 from ...workers.control import Operation
-from ..control import control_service
+from ..drivers import control_service
 from ..session import is_remote
 from .application import Application
 from .cluster import Cluster

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ..errors import reason
+from ..reasons import reason
 from ..session import is_remote
 from .application import Application
 from .executor import LeaseTask, serve

@@ -27,12 +27,12 @@ from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService
 from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.brokers import checked_brokers
-from ..errors import reason
 from ..python_workers import exempt_imports_from_collection
-from .function import call_series
+from ..reasons import reason
+from .row_calls import call_series
 from .settings import CallSettings
-from .values import ValueColumns, check_input, check_service
-from .values import reply_type as type_of_reply
+from .typed_columns import ValueColumns, check_input, check_service
+from .typed_columns import reply_type as type_of_reply
 
 REPLY_TYPES: Final = {
     "string": StringType(),

@@ -15,7 +15,7 @@ from zmdp.dashboard import control
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.program.control import SPARK
 from zmdp.spark.batch.progress import Progress
-from zmdp.spark.control import control_service
+from zmdp.spark.drivers import control_service
 
 MARKUP = "<b>bold</b> & <script>document.title='x'</script>"
 

@@ -13,7 +13,7 @@ from support.results import package
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ZmdpError
-from zmdp.spark import control
+from zmdp.spark import drivers
 
 HERE = Path(__file__).parents[1] / "spark"
 SPARK_TIMEOUT_SECONDS = 600.0
@@ -46,7 +46,7 @@ class Running:
         self.name = name
 
     def status(self):
-        return control.ask(self.client, self.name, "status")
+        return drivers.ask(self.client, self.name, "status")
 
     def serving(self, number):
         """Wait until exactly `number` slots serve, and return them."""

@@ -11,7 +11,7 @@ from support.requests import request_by
 
 from zmdp.mdp.errors import ServiceError
 from zmdp.spark.batch import fetching
-from zmdp.spark.batch.history import History
+from zmdp.spark.batch.job_history import History
 from zmdp.workers import Request
 
 JOB = "0123456789abcdef"
