@@ -11,12 +11,12 @@ COMMANDS: Final = {
     "fleet": "zmdp.spark.command.fleet:fleet",
     "submit": "zmdp.spark.command.submit:submit",
     "jobs": "zmdp.spark.command.status:jobs",
-    "status": "zmdp.spark.command.submit:status",
+    "status": "zmdp.spark.command.status:status",
     "fetch": "zmdp.spark.command.fetch:fetch",
     "logs": "zmdp.spark.command.fetch:logs",
-    "cancel": "zmdp.spark.command.submit:cancel",
-    "reload": "zmdp.spark.command.submit:reload_command",
-    "drain": "zmdp.spark.command.submit:drain",
+    "cancel": "zmdp.spark.command.status:cancel",
+    "reload": "zmdp.spark.command.status:reload_command",
+    "drain": "zmdp.spark.command.status:drain",
     "doctor": "zmdp.spark.command.fleet:doctor",
 }
 

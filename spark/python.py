@@ -1,5 +1,7 @@
-"""Spark's types in Arrow, the same way with every supported version of PySpark."""
+"""What Spark passes to Python, with every supported version of PySpark, and the care of its Python processes."""
 
+import gc
+from functools import cache
 from typing import Final
 
 import pyarrow as pa
@@ -42,3 +44,13 @@ def readable_type(kind: DataType, where: str, *, inside: bool = False) -> DataTy
         key = readable_type(kind.keyType, f"{where}[key]", inside=True)
         return MapType(key, readable_type(kind.valueType, f"{where}[]", inside=True))
     return kind
+
+
+@cache
+def exempt_imports_from_collection() -> None:
+    """Let the garbage collector pass over everything that exists now; once in a process, after the imports.
+
+    PySpark collects garbage after every task and after every step of planning.  With our imports, more than a hundred
+    thousand objects that live as long as the process, that takes longer than a short task.
+    """
+    gc.freeze()

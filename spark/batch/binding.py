@@ -5,7 +5,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..reasons import reason
-from .parsing import Query, unprocessable
+from .failures import unprocessable
+from .parsing import Query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

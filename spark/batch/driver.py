@@ -6,29 +6,33 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from ... import __version__
 from ...clients import Client
 from ...mdp.codes import Code
+from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError
 from ...mdp.program.control import SPARK
+from ...mdp.security.keys import ClientKeys
 from ...workers import Request, Worker
 from ..client.frames import FETCH_PREFIX
 from ..drivers import ask_all, control_service
+from .catalogue.named_jobs import describe_job
 from .catalogue.offer import Offer
+from .failures import unprocessable
 from .fetching import handle
 from .job_history import History
-from .parsing import describe_job, parse_call, parse_query, unprocessable
+from .parsing import parse_call, parse_query
 from .progress import spark_ui
 from .results.media import ABOUT
 from .results.sending import Results
 from .runner import JobRunner
 from .running_jobs import POLL_SECONDS
 from .sessions import SessionPool
-from .settings import BatchSettings
 
 ASK_SECONDS: Final = 2.0
 """How long another driver may take to report its status."""
@@ -37,7 +41,36 @@ KNOWN_SECONDS: Final = 5.0
 
 _UNKNOWN: Final = "whether other batches serve another catalogue under the same names is unknown: %s"
 
+DEFAULT_QUERY_BYTES: Final = 1 << 20
+
 log = logging.getLogger("zmdp.spark")
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How a batch reaches its broker, and the names under which it serves.
+
+    Args:
+        name: the driver's name, for `mdp-spark status` and `drain`.
+        broker: endpoint of the broker, or several in order of preference.
+        prefix: first part of the services' names.
+        concurrency: maximum number of concurrent requests of each service.
+        max_query: maximum number of bytes of a query and its settings: Spark plans a query without interruption.
+        master: the Spark master, which `mdp-spark status` shows.
+        heartbeat: interval in seconds.
+        liveness: silent heartbeat intervals after which the broker is considered dead.
+        keys: the driver's keys, for brokers that require them.
+    """
+
+    name: str
+    broker: str | Sequence[str] = DEFAULT_ENDPOINT
+    prefix: str = "spark"
+    concurrency: int = 4
+    max_query: int = DEFAULT_QUERY_BYTES
+    master: str = ""
+    heartbeat: float = 1.0
+    liveness: int = 5
+    keys: ClientKeys | None = field(default=None, repr=False)
 
 
 class Batch:

@@ -11,8 +11,8 @@ from .binding import bound
 from .catalogue.offer import Offer
 from .catalogue.request_tables import RequestTables, register_when_named, request_tables
 from .catalogue.roles import EVERYTHING, Role
-from .failures import detail, withheld
-from .parsing import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, not_in_queries, unsafe_word
+from .failures import UNPROCESSABLE, detail, withheld
+from .parsing import ONLY_QUERIES, SHOW_TABLES, JobCall, Query, not_in_queries, unsafe_word
 from .results.sending import Results, as_dataframe
 from .running_jobs import Job
 

@@ -21,8 +21,9 @@ from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ...workers import Request
 from ..reasons import reason
+from .failures import check_owner, unprocessable
 from .job_history import History
-from .parsing import check_owner, parsed, unprocessable
+from .parsing import parsed
 from .results.media import csv_rows
 from .results.sending import json_text
 

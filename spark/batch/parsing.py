@@ -13,34 +13,24 @@ the type.  Nothing that a caller sends is executed as Python.
 
 import inspect
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 import msgspec
 
-from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError, flaw
-from ...mdp.program.loading import load
 from ...mdp.services.misfit import Misfit
 from ...mdp.services.values import read
-from ...workers import Request
 from ..client.sql_values import is_plain, sql_type
+from .catalogue.named_jobs import annotations, parameters_of
+from .failures import unprocessable
 
-ENTRY_POINTS: Final = "zmdp.spark.jobs"
-"""Group of entry points through which installed packages offer jobs."""
-UNPROCESSABLE: Final = 422
-"""Error code for an invalid request, which retrying does not help."""
 ONLY_QUERIES: Final = (
     "spark.sql accepts a single SELECT, VALUES, TABLE, FROM or WITH …, EXPLAIN or DESCRIBE of such a query or of a "
     "table, and SHOW TABLES [IN catalog.namespace]; use spark.job for anything that changes data"
 )
 SHOW_TABLES: Final = "SHOW TABLES"
-MAX_DESCRIPTION: Final = 2000
-"""Characters of a job's docstring, and of its parameters, that callers are told."""
 _QUERY: Final = re.compile(
     # Comments and parentheses, then a word that begins a query.  Atomic groups prevent backtracking.
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
@@ -69,18 +59,6 @@ _UNSAFE: Final = re.compile(
     r"\b(reflect|try_reflect|java_method|identifier)\b|\busing\b(?!\s*\()",
     re.IGNORECASE,
 )
-
-
-def unprocessable(text: str) -> ServiceError:
-    """Return the error for an invalid request."""
-    return ServiceError(UNPROCESSABLE, text[:1000])
-
-
-def check_owner(caller: Request, job: str, owner: str, action: str) -> None:
-    """Raise `ServiceError` 403 if the caller may not do `action` with a job: it is not its owner, nor an admin."""
-    if not caller.may_manage(owner):
-        text = f"job {job} belongs to {owner}; only {owner} or an admin can {action}"
-        raise ServiceError(Code.NOT_ALLOWED, text)
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True):
@@ -265,42 +243,6 @@ def parsed(frames: Sequence[bytes], kind: Any, what: str) -> Any:
         raise unprocessable(f"{what}: {flaw(error)}") from None
 
 
-# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def job_targets(allowed: Mapping[str, str]) -> dict[str, str]:
-    """Return the jobs that callers may run: those of installed packages (entry points), overridden by `allowed`."""
-    return {each.name: each.value for each in entry_points(group=ENTRY_POINTS)} | dict(allowed)
-
-
-def load_jobs(allowed: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """Load the jobs that `job_targets` returns.  Raises as `load_job`."""
-    return {name: load_job(name, target) for name, target in job_targets(allowed).items()}
-
-
-def load_job(name: str, target: str) -> Callable[..., Any]:
-    """Load a job.  Raises `SettingError` if it cannot be imported or is not a function that takes a session."""
-    found = load(target, "MODULE:FUNCTION, for example yourpackage.jobs:wordcount")
-    if not callable(found):
-        raise SettingError(f"job {name!r}: {target} is a {type(found).__name__}, not a function")
-    if not list(inspect.signature(found).parameters):
-        raise SettingError(f"job {name!r}: {target} must take the Spark session as its first argument")
-    return found
-
-
-def parameters_of(function: Callable[..., Any]) -> str:
-    """Return the parameters except the first, which is the session, as Python source."""
-    hints = _hints(function)
-    _, *parameters = inspect.signature(function).parameters.values()
-    return ", ".join(str(each.replace(annotation=hints.get(each.name, each.annotation))) for each in parameters)
-
-
-def describe_job(name: str, function: Callable[..., Any]) -> dict[str, str]:
-    """Return the name of a job, its parameters except the first, and its docstring."""
-    about = {"parameters": parameters_of(function), "description": inspect.getdoc(function) or ""}
-    return {"name": name, **{each: text[:MAX_DESCRIPTION] for each, text in about.items()}}
-
-
 def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[bytes]) -> dict[str, Any]:
     """Return the arguments in an optional frame as the function's annotations want them: dates, decimals, enums, ….
 
@@ -313,18 +255,11 @@ def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
         raise unprocessable(f"job {name}: {error}; its parameters are ({parameters_of(function)})") from None
-    hints = _hints(function)
+    hints = annotations(function)
     return {
         each: _converted(name, function, each, value, bytes(texts[each]), hints.get(each, Any))
         for each, value in arguments.items()
     }
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations; none if they cannot be evaluated: a name may be imported for type checkers only."""
-    with suppress(Exception):  # evaluating an annotation can raise anything
-        return typing.get_type_hints(function, include_extras=True)
-    return {}
 
 
 def _converted(name: str, function: Callable[..., Any], parameter: str, value: Any, text: bytes, hint: Any) -> Any:

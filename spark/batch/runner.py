@@ -27,9 +27,9 @@ from ...mdp.tracing import REQUEST_ID
 from ...workers import Request
 from .catalogue.offer import Offer
 from .execution import execute
-from .failures import failure, gave_up, lost_error, python_traceback
+from .failures import UNPROCESSABLE, failure, gave_up, lost_error, python_traceback
 from .job_history import History
-from .parsing import UNPROCESSABLE, JobCall, Query
+from .parsing import JobCall, Query
 from .progress import Progress, spark_ui
 from .results.media import MEDIA_TYPES, media_type_of, rendered
 from .results.sending import Results

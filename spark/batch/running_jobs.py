@@ -13,7 +13,8 @@ from typing import Any, Final
 from ...mdp.cli.console import printable
 from ...mdp.errors import RequestCancelled
 from ...workers import Request
-from .parsing import JobCall, Query, check_owner
+from .failures import check_owner
+from .parsing import JobCall, Query
 from .progress import Progress, spark_ui
 from .results.sending import JOB_LENGTH
 from .sessions import JobSession

@@ -1,7 +1,6 @@
 """A pool of Spark sessions, one for each running request, reopened when Spark is lost."""
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +22,6 @@ NUMBERS_PER_SESSION: Final = 8
 _POOL_PROPERTY: Final = "spark.scheduler.pool"
 _CALL_JAVA: Final = ("reflect", "java_method", "try_reflect")
 """Functions that queries do not have."""
-_NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 _FOR_QUERIES: Final = {
     "spark.sql.runSQLOnFiles": "false",  # csv.`/etc/passwd`
     "spark.sql.variable.substitute": "false",  # ${env:PASSWORD}, and a text other than the one that was checked
@@ -180,11 +178,6 @@ class ConnectSession:
 
 
 JobSession: TypeAlias = ClassicSession | ConnectSession
-
-
-def name_parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a name as Spark writes it, for example lake.shop.`a.b`, without quotes."""
-    return tuple(quoted.replace("``", "`") or plain for quoted, plain in _NAME_PART.findall(name))
 
 
 class SessionPool:

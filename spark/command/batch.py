@@ -31,15 +31,13 @@ from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.operator.command.parameters import DURATION
 from ..batch.catalogue.catalogue_file import Catalogue, read
-from ..batch.catalogue.check import checks
-from ..batch.catalogue.offer import Offer
-from ..batch.driver import Batch
+from ..batch.catalogue.named_jobs import load_jobs
+from ..batch.catalogue.offer import Offer, checks
+from ..batch.driver import DEFAULT_QUERY_BYTES, Batch, BatchSettings
 from ..batch.job_history import History
-from ..batch.parsing import load_jobs
 from ..batch.results.collecting import is_url
 from ..batch.results.sending import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from ..batch.sessions import SessionPool
-from ..batch.settings import DEFAULT_QUERY_BYTES, BatchSettings
 from ..session import (
     check_installed,
     check_py_files,

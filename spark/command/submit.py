@@ -1,17 +1,16 @@
-"""The client commands `mdp-spark submit`, `status`, `cancel`, `reload` and `drain`.
+"""The client command `mdp-spark submit`.
 
-They only talk to the broker and need neither PySpark nor Java.
+It only talks to the broker and needs neither PySpark nor Java.
 """
 
 import json
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from typing import Any, Final
-from uuid import UUID
 
 import click
 import msgspec
@@ -20,16 +19,13 @@ from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, Service
 from ...clients.console import bodies
 from ...clients.console.asking import BROKER
 from ...mdp.cli.console import Group, key_options, options, printable
-from ...mdp.errors import RequestError, SettingError, UnknownTicket
+from ...mdp.errors import RequestError, SettingError
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.api.client import Ticket, Titanic
-from ...titanic.api.options import parse_uuid
-from ...titanic.operator.command.parameters import DURATION, UUID_TYPE, client_options
-from .. import drivers
+from ...titanic.operator.command.parameters import DURATION
 from ..client.frames import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames
-from ..client.partials import progress_line, showing
-from .fetch import show_history, what_ran
+from ..client.partials import showing
 from .parameters import PREFIX
 
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
@@ -170,9 +166,9 @@ def _submit(
             time.sleep(WAIT_POLL_SECONDS)
         if not durable:
             parts = client.stream(service, *frames, wait=False, deadline=deadline)
-            with _told_once(as_json, deadline):
+            with told_once(as_json, deadline):
                 (reply,) = deque(showing(parts), maxlen=1)
-            return _print(reply, as_json=as_json)
+            return print_result(reply, as_json=as_json)
         ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
         if idempotency_key is not None and (differs := difference(ticket, frames)):
             raise SettingError(
@@ -182,13 +178,13 @@ def _submit(
             click.echo(ticket.uuid)
             return 0
         click.echo(f"submitted as {ticket.uuid}", err=True)
-        with _told_once(as_json):
-            reply = _follow(ticket)
-        return _print(reply, as_json=as_json)
+        with told_once(as_json):
+            reply = follow(ticket)
+        return print_result(reply, as_json=as_json)
 
 
 @contextmanager
-def _told_once(as_json: bool, deadline: float | None = None) -> Generator[None]:
+def told_once(as_json: bool, deadline: float | None = None) -> Generator[None]:
     """Make errors of a request say what happened once: JSON that repeats the text is for `--json`."""
     try:
         yield
@@ -205,7 +201,8 @@ def _told_once(as_json: bool, deadline: float | None = None) -> Generator[None]:
         raise
 
 
-def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
+def follow(ticket: Ticket[Reply, Reply]) -> Reply:
+    """Show the progress of a durable request, and return its reply."""
     try:
         deque(showing(ticket.partials()), maxlen=0)
         return ticket.result()
@@ -214,7 +211,7 @@ def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
         raise
 
 
-def _print(reply: Reply, *, as_json: bool) -> int:
+def print_result(reply: Reply, *, as_json: bool) -> int:
     """Print a result: rows as JSON lines, or as a table on a terminal; a path; Arrow unchanged."""
     described, data = parse_result(reply)
     format_ = described["format"]
@@ -254,132 +251,3 @@ def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-# ── status, cancel, drain ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@click.command()
-@click.argument("uuid", type=UUID_TYPE, required=False)
-@click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
-@click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
-@client_options(5)
-@bodies.JSON
-def status(*, uuid: UUID | None, history: bool, wait: bool, client: Client, as_json: bool) -> int:
-    """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
-
-    UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
-    """
-    if uuid is not None:
-        ticket = Titanic(client).ticket(uuid)
-        try:
-            with _told_once(as_json):
-                reply = _follow(ticket) if wait else ticket.result(0)
-        except RequestTimeout:
-            if wait:
-                raise
-            raise RequestTimeout(f"{uuid.hex} has no result yet; wait for it with --wait") from None
-        return _print(reply, as_json=as_json)
-    if wait:
-        raise click.UsageError("--wait requires a UUID")
-    if history:
-        show_history(client, as_json=as_json)
-        return 0
-    found = [_status_of(client, driver) for driver in drivers.names(client)]
-    if as_json:
-        bodies.print_json(found)
-        return 0
-    if not found:
-        click.echo("no batch or fleet at the broker; start one with `mdp-spark batch` or `mdp-spark fleet`", err=True)
-    for driver in found:
-        click.echo("\n".join(_status_lines(driver)))
-    return 0
-
-
-def _status_of(client: Client, driver: str) -> dict[str, Any]:
-    try:
-        return drivers.ask(client, driver, "status")
-    except (RequestTimeout, ServiceNotFound) as error:  # it is ending, or hangs: still show the others
-        return {"kind": "driver", "name": driver, "error": str(error)}
-
-
-def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
-    kind, name = driver.get("kind"), driver.get("name")
-    state = ", draining" if driver.get("draining") else ""
-    if "error" in driver:
-        yield f"{name}: {driver['error']}"
-    elif kind == "batch":
-        counts = ", ".join(f"{driver[each]} {each}" for each in ("done", "failed", "cancelled"))
-        yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
-        for job in driver["running"]:
-            line = progress_line({"event": "progress", **job})
-            state = "cancelled, but still runs: " if job["state"] == "cancelling" else ""
-            yield f"  {job['job']}  {line}  {state}{what_ran(job)}"
-    else:
-        slots, queued = driver["slots"], driver["queued"]
-        queue = "the broker does not tell its queue" if queued is None else f"{queued} queued"
-        yield (
-            f"{kind} {name} on {driver['master']}: {driver['service']} by {driver['handler']}; "
-            f"{len(slots)} slots of {driver['min']} to {driver['max']}, {queue}{state}"
-        )
-        for slot in slots:
-            known = {"on": slot["host"], "pid": slot["pid"], "executor": slot["executor"]}
-            where = " ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-            yield f"  slot {slot['slot']}  {slot['state']}  {where or 'not started'}  {slot['served']} served"
-        if driver.get("last_error"):
-            yield f"  last error: {driver['last_error']}"
-
-
-@click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
-@client_options(5)
-def cancel(*, jobs: Sequence[str], client: Client) -> int:
-    """Cancel jobs by the ID that `submit` and `status` show, or durable requests by UUID.
-
-    Titanic also deletes a cancelled durable request. Exit code 4: one of the jobs is not running.
-    """
-    missing = [job for job in jobs if not _cancel_one(client, job)]
-    for job in missing:
-        click.echo(f"mdp-spark: {job} is not running", err=True)
-    return 4 if missing else 0
-
-
-def _cancel_one(client: Client, job: str) -> bool:
-    uuid = parse_uuid(job.replace("-", "").encode(errors="replace"))
-    if uuid is None:
-        return any(answer["cancelled"] for _, answer in drivers.ask_all(client, "cancel", job=job))
-    ticket = Titanic(client).ticket(uuid)
-    try:
-        if ticket.ready():
-            return False
-    except UnknownTicket:
-        return False
-    ticket.close()
-    return True
-
-
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@client_options(5)
-def drain(*, names: Sequence[str], client: Client) -> int:
-    """Tell batches and fleets, named as in `status`, to finish running requests and exit."""
-    for driver in names:
-        answer = drivers.ask(client, driver, "drain")
-        click.echo(f"{driver} is draining; {answer.get('running', 0)} still running", err=True)
-    return 0
-
-
-@click.command("reload")
-@click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@client_options(300)
-def reload_command(*, names: Sequence[str], client: Client) -> int:
-    """Tell batches, named as in `status`, to read their --config again, and to infer schemas again.
-
-    New requests use the new tables, catalogs and jobs. If the file is invalid, the batch keeps the old ones, and this
-    command prints what is wrong (exit code 6). Python modules that are already loaded are not loaded again.
-    """
-    for driver in names:
-        answer = drivers.ask(client, driver, "reload")
-        counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
-        click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
-    return 0

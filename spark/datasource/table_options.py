@@ -1,10 +1,18 @@
-"""Parse the options of the data source."""
+"""The options of the data source, by what they are for, and their values."""
 
 import os
 from collections.abc import Mapping
 from typing import Final
 
 from ...mdp.errors import SettingError
+from ...titanic.contrib.arrow.rows import ROW_OPTIONS
+
+READ_OPTIONS: Final = frozenset({"db", "service", "state", "since", "until", "partitions"})
+STREAM_OPTIONS: Final = READ_OPTIONS | {"events", "startingoffsets", "maxrowspertrigger"}
+WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "max_waiting", "wait"}
+"""The options of both writers; batches can also set `job`, streams `sink`."""
+_SPARK_OWN_PREFIXES: Final = ("__", "checkpointlocation")
+"""Options that Spark adds itself start with one of these."""
 
 
 def known_options(options: Mapping[str, str], known: frozenset[str], what: str) -> dict[str, str]:
@@ -35,7 +43,3 @@ def int_option(options: Mapping[str, str], name: str, default: int, *, most: int
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= most:
         raise SettingError(f"{name} is {value!r}; expected an integer from 1 to {most}")
     return int(value)
-
-
-_SPARK_OWN_PREFIXES: Final = ("__", "checkpointlocation")
-"""Options that Spark adds itself start with one of these."""

@@ -16,13 +16,12 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import Row, StructType
 
 from ...mdp.errors import SettingError
-from ...titanic.contrib.arrow.rows import ROW_OPTIONS, plan_rows
+from ...titanic.contrib.arrow.rows import plan_rows
 from ...titanic.contrib.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
 from ...titanic.db.store import staging
 from ...titanic.server.quota import DEFAULT_MAX_PER_SERVICE
-from ..python import arrow_schema
-from ..python_workers import exempt_imports_from_collection
-from .table_options import database_option, int_option, known_options
+from ..python import arrow_schema, exempt_imports_from_collection
+from .table_options import WRITE_OPTIONS, database_option, int_option, known_options
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamBase
@@ -39,8 +38,6 @@ MAX_NAME: Final = 500
 """Maximum number of characters in the name of a job or sink."""
 MAX_WAIT_SECONDS: Final = 12 * 3600
 """Longest wait for room: staged rows are swept after a day."""
-WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "max_waiting", "wait"}
-"""The options of both writers; batches can also set `job`, streams `sink`."""
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 """The property with which Spark identifies a stream to its tasks; it lives as long as the checkpoint."""
 

@@ -27,10 +27,9 @@ from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService
 from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.brokers import checked_brokers
-from ..python_workers import exempt_imports_from_collection
+from ..python import exempt_imports_from_collection
 from ..reasons import reason
-from .row_calls import call_series
-from .settings import CallSettings
+from .row_calls import CallSettings, call_series
 from .typed_columns import ValueColumns, check_input, check_service
 from .typed_columns import reply_type as type_of_reply
 

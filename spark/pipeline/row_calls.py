@@ -1,16 +1,37 @@
-"""The SQL function: send the rows of pandas series, and make pandas frames of the replies.  Runs on executors."""
+"""What executors get of a plan: how to send rows, and the SQL function, which sends those of pandas series."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-from ...clients import SettingError
-from ...clients.rows import Row, answer_rows
+from ...clients import AsyncClient, SettingError
+from ...clients.rows import Caller, Row, RowSettings, answer_rows
 from ...clients.rows.arrow import answer, checked_row
-from ..python_workers import exempt_imports_from_collection
-from .settings import CallSettings
+from ...mdp.security.keys import ClientKeys
+from ...titanic.api.keyed import KeyedRows
+from ..python import exempt_imports_from_collection
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSettings(RowSettings):
+    """How to send rows, and where to.  Times are in seconds."""
+
+    broker: str | Sequence[str]
+    keep: float = 86400.0
+    result: str = "string"
+    """`string` and `binary`: the single frame that replies to a row; `frames`: the list of all frames."""
+    keys: ClientKeys | None = field(default=None, repr=False)
+
+    def connect(self) -> AsyncClient:
+        """Return a client."""
+        return AsyncClient(self.broker, timeout=self.timeout, key=self.keys)
+
+    def through_titanic(self, client: Caller) -> KeyedRows:
+        """Return what sends rows with keys over `client`."""
+        return KeyedRows(client, self.headers, self.keep)
 
 
 def call_series(batches: Iterator[tuple[Any, ...]], settings: CallSettings) -> Iterator[Any]:

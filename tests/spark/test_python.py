@@ -7,7 +7,7 @@ import sys
 def test_imports_are_exempt_from_collection_but_later_objects_are_not():
     code = """
 import gc, weakref
-from zmdp.spark.python_workers import exempt_imports_from_collection as exempt
+from zmdp.spark.python import exempt_imports_from_collection as exempt
 exempt()
 frozen = gc.get_freeze_count()
 class Cycle: pass

@@ -13,6 +13,7 @@ from support.results import package
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ZmdpError
+from zmdp.mdp.program.control import SPARK
 from zmdp.spark import drivers
 
 HERE = Path(__file__).parents[1] / "spark"
@@ -80,7 +81,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
     ):
         running.line(f"serves {service} at", timeout=SPARK_TIMEOUT_SECONDS)
         found = Running(running, client, f"fleet-{service}")
-        eventually(lambda: client.available(control.SPARK + found.name))
+        eventually(lambda: client.available(SPARK + found.name))
         application = found.status()["application"]
         yield found
     shutil.rmtree(Path(package("pyspark").__file__).parent / "work" / application, ignore_errors=True)

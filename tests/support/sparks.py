@@ -62,10 +62,9 @@ def running_batch(
 
     from zmdp.spark.batch.catalogue import catalogue_file
     from zmdp.spark.batch.catalogue.offer import Offer
-    from zmdp.spark.batch.driver import Batch
+    from zmdp.spark.batch.driver import Batch, BatchSettings
     from zmdp.spark.batch.results.sending import Results
     from zmdp.spark.batch.sessions import SessionPool
-    from zmdp.spark.batch.settings import BatchSettings
 
     if jobs is None:
         jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}

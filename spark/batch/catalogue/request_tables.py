@@ -6,13 +6,13 @@ It also returns no rows, rather than an error, where no files are, and none of a
 the catalog.
 """
 
+import re
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from ..parsing import unprocessable
-from ..sessions import name_parts
+from ..failures import unprocessable
 from .catalogue_file import Catalogue, Table
 from .inferred_schemas import Schemas
 from .roles import Role
@@ -20,6 +20,7 @@ from .roles import Role
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 _MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 """Spark's condition for a name that it does not know."""
 
@@ -120,6 +121,11 @@ class RequestTables:
         """Remove the views: the next request may get the same session."""
         for name in self._registered:
             self._session.catalog.dropTempView(name)
+
+
+def name_parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a name as Spark writes it, for example lake.shop.`a.b`, without quotes."""
+    return tuple(quoted.replace("``", "`") or plain for quoted, plain in _NAME_PART.findall(name))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ....mdp.errors import ServiceError
 from ....workers import Request
 from ...client.sql_values import plain
-from ..parsing import UNPROCESSABLE, unprocessable
+from ..failures import UNPROCESSABLE, unprocessable
 
 if TYPE_CHECKING:
     import pyarrow as pa

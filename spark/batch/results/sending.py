@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ....mdp.codes import Code
 from ....mdp.errors import ServiceError
 from ...client.sql_values import plain
-from ..parsing import unprocessable
+from ..failures import unprocessable
 from .collecting import collect, is_url, write
 from .media import csv_rows
 from .tasks import stream

@@ -8,7 +8,7 @@ import pytest
 from support.requests import request_by
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.batch import history as histories
+from zmdp.spark.batch import job_history
 from zmdp.spark.batch.job_history import History
 
 SHOP, OTHER, ADMIN, NOBODY = request_by("shop"), request_by("web"), request_by("ops", admin=True), request_by()
@@ -77,8 +77,8 @@ def test_jobs_of_drivers_that_are_gone_are_lost(opened):
 
 
 def test_records_are_bounded(opened, monkeypatch):
-    monkeypatch.setattr(histories, "MAX_RECORDS", 5)
-    monkeypatch.setattr(histories, "_PRUNE_EVERY", 10)
+    monkeypatch.setattr(job_history, "MAX_RECORDS", 5)
+    monkeypatch.setattr(job_history, "_PRUNE_EVERY", 10)
     records = opened()
     for number in range(20):
         records.begin(str(number), user="", service="sql", what="x" * 20_000)
@@ -95,7 +95,7 @@ def test_records_are_bounded(opened, monkeypatch):
 
 
 def test_the_latest_jobs_are_listed(opened, monkeypatch):
-    monkeypatch.setattr(histories, "MAX_LISTED", 2)
+    monkeypatch.setattr(job_history, "MAX_LISTED", 2)
     records = opened()
     for number in range(5):
         records.begin(str(number), user="", service="sql", what="")

@@ -9,12 +9,11 @@ from support.requests import request_by
 from zmdp.mdp import wire
 from zmdp.mdp.errors import ServiceError
 from zmdp.spark.batch.catalogue.offer import Offer
-from zmdp.spark.batch.driver import Batch
+from zmdp.spark.batch.driver import Batch, BatchSettings
 from zmdp.spark.batch.job_history import History
 from zmdp.spark.batch.progress import Progress
 from zmdp.spark.batch.results.sending import Results
 from zmdp.spark.batch.runner import MAX_LOSSES
-from zmdp.spark.batch.settings import BatchSettings
 from zmdp.workers import Request
 
 

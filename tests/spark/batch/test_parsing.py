@@ -16,7 +16,7 @@ from support.pages import blocks
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark.batch import parsing
-from zmdp.spark.batch.catalogue import catalogue_file
+from zmdp.spark.batch.catalogue import catalogue_file, named_jobs
 from zmdp.spark.batch.catalogue.offer import Offer
 from zmdp.spark.batch.catalogue.roles import Role
 from zmdp.spark.batch.parsing import JobCall, Query
@@ -181,7 +181,7 @@ def test_a_job_described():
         """Count."""
 
     parameters = "path: str, top: int = 10, *more, **others: float"
-    assert parsing.describe_job("job", job) == {"name": "job", "description": "Count.", "parameters": parameters}
+    assert named_jobs.describe_job("job", job) == {"name": "job", "description": "Count.", "parameters": parameters}
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_unresolvable_annotations_are_checked_by_name_only():
 )
 def test_invalid_jobs(target, message):
     with pytest.raises(SettingError, match=re.escape(message)):
-        parsing.load_jobs({"x": target})
+        named_jobs.load_jobs({"x": target})
 
 
 # ── the catalogue ────────────────────────────────────────────────────────────────────────────────────────────────────

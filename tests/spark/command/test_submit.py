@@ -9,7 +9,7 @@ from support.titanics import serving
 
 from zmdp.spark.batch import fetching
 from zmdp.spark.batch.job_history import History
-from zmdp.spark.command import submit
+from zmdp.spark.command import status
 from zmdp.spark.drivers import control_service
 from zmdp.workers import Worker
 
@@ -20,7 +20,7 @@ def test_the_status_of_a_slot_that_has_not_started():
         "kind": "fleet", "name": "f", "master": "local[2]", "service": "s", "handler": "m:f", "min": 1, "max": 2,
         "queued": None, "slots": [slot, slot | {"state": "serving", "host": "a", "pid": 7}],
     }  # fmt: skip
-    assert list(submit._status_lines(fleet)) == [
+    assert list(status._status_lines(fleet)) == [
         "fleet f on local[2]: s by m:f; 2 slots of 1 to 2, the broker does not tell its queue",
         "  slot 0  starting  not started  0 served",
         "  slot 0  serving  on a pid 7  0 served",
@@ -37,7 +37,7 @@ def test_the_status_of_a_slot_that_has_not_started():
         "state": "cancelling",
     }
     batch = {"kind": "batch", "name": "b", "master": "m", "services": [], "done": 0, "failed": 0, "cancelled": 0}
-    _, line = submit._status_lines(batch | {"running": [job]})
+    _, line = status._status_lines(batch | {"running": [job]})
     assert line.endswith("3 s  cancelled, but still runs: a job")
 
 

@@ -7,8 +7,7 @@ from support.sparks import BEATS
 from support.titanics import serving
 
 from zmdp.mdp.errors import ServiceError, SettingError
-from zmdp.spark.pipeline.row_calls import call_series
-from zmdp.spark.pipeline.settings import CallSettings
+from zmdp.spark.pipeline.row_calls import CallSettings, call_series
 from zmdp.workers import Worker
 
 

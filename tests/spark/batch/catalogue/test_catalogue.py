@@ -17,7 +17,7 @@ from zmdp.clients import Client, ServiceError
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import drivers
 from zmdp.spark.batch.catalogue import catalogue_file
-from zmdp.spark.batch.catalogue.check import checks
+from zmdp.spark.batch.catalogue.offer import checks
 from zmdp.testing import running_broker
 
 JOBS = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
