@@ -15,21 +15,14 @@ import click
 
 from ...clients.console.asking import BROKER
 from ...clients.console.bodies import pairs
-from ...mdp.cli.console import (
-    EXIT_FAILED,
-    Number,
-    heartbeat_options,
-    key_options,
-    log_level_option,
-    log_to_stderr,
-    printable,
-)
+from ...mdp.cli import console
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.errors import SettingError
 from ...mdp.program.control import name_or_default
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.operator.command.parameters import DURATION
+from .. import session as sessions
 from ..batch.catalogue.catalogue_file import Catalogue, read
 from ..batch.catalogue.named_jobs import load_jobs
 from ..batch.catalogue.offer import Offer, checks
@@ -38,18 +31,6 @@ from ..batch.job_history import History
 from ..batch.results.collecting import is_url
 from ..batch.results.sending import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from ..batch.sessions import SessionPool
-from ..session import (
-    check_installed,
-    check_py_files,
-    connect_session,
-    is_remote,
-    open_patiently,
-    open_session,
-    resolve_master,
-    silence_py4j,
-    stop_quietly,
-    without_parameters,
-)
 from .parameters import CONF, MASTER, PREFIX, PY_FILES, SPARK_GRACE_SECONDS, name_option
 
 STOP_CHECK_SECONDS: Final = 0.2
@@ -65,7 +46,7 @@ log = logging.getLogger("zmdp.spark")
 
 @click.command()
 @BROKER
-@key_options
+@console.key_options
 @name_option("batch")
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path),
@@ -82,15 +63,15 @@ log = logging.getLogger("zmdp.spark")
 @CONF
 @PY_FILES
 @click.option(
-    "--concurrency", type=Number("requests", whole=True), default=4,
+    "--concurrency", type=console.Number("requests", whole=True), default=4,
     help="Maximum number of concurrent requests of each service.",
 )  # fmt: skip
 @click.option(
-    "--max-query", type=Number("bytes", whole=True), default=DEFAULT_QUERY_BYTES,
+    "--max-query", type=console.Number("bytes", whole=True), default=DEFAULT_QUERY_BYTES,
     help="Maximum size of a query with its parameters, in bytes.",
 )  # fmt: skip
 @click.option(
-    "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
+    "--inline", type=console.Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
     help="Maximum size of a result in a reply; larger ones are written as Parquet.",
 )  # fmt: skip
 @click.option(
@@ -107,34 +88,18 @@ log = logging.getLogger("zmdp.spark")
     help="SQLite file on this machine with a record of each job; several batches can share it.",
 )  # fmt: skip
 @click.option("--keep-history", type=DURATION, default="30d", help="How long to keep records of jobs.")
-@heartbeat_options()
+@console.heartbeat_options()
 @drain_timeout_option(
-    DEFAULT_DRAIN_SECONDS,
-    "How long running jobs may take to finish after SIGTERM or Ctrl-C; then they are cancelled.",
+    DEFAULT_DRAIN_SECONDS, "How long running jobs may take to finish after SIGTERM or Ctrl-C; then they are cancelled."
 )
 @PREFIX
-@log_level_option
+@console.log_level_option
 def batch(
-    *,
-    broker: Sequence[str],
-    keys: ClientKeys | None,
-    name: str | None,
-    config: Path | None,
-    jobs: Sequence[str],
-    master: str | None,
-    connect: str | None,
-    conf: Mapping[str, str],
-    py_files: Sequence[str],
-    inline: int,
-    results: str | None,
-    keep_results: float,
-    check: bool,
-    history: Path,
-    keep_history: float,
-    drain_timeout: float,
-    log_level: str,
-    **given: Any,
-) -> int:
+    *, broker: Sequence[str], keys: ClientKeys | None, name: str | None, config: Path | None, jobs: Sequence[str],
+    master: str | None, connect: str | None, conf: Mapping[str, str], py_files: Sequence[str], inline: int,
+    results: str | None, keep_results: float, check: bool, history: Path, keep_history: float, drain_timeout: float,
+    log_level: str, **given: Any,
+) -> int:  # fmt: skip
     """Offer Spark as two services: queries (spark.sql) and named Python jobs (spark.job).
 
     \b
@@ -153,8 +118,8 @@ def batch(
       1  stopped by --drain-timeout or a third signal; or --check found a problem
       2  invalid usage, or another batch serves another catalogue under the same --prefix
     """
-    log_to_stderr("error" if check else log_level)
-    silence_py4j()
+    console.log_to_stderr("error" if check else log_level)
+    sessions.silence_py4j()
     if inline > MAX_INLINE_BYTES:
         raise click.BadParameter(
             f"--inline {inline}: at most {MAX_INLINE_BYTES} bytes can be sent; --results takes larger results"
@@ -170,13 +135,13 @@ def batch(
         sys.path.insert(0, str(config.parent.absolute()))  # modules of jobs may be next to the file
     known = {} if check else load_jobs(catalogue.jobs | targets)
     if connect is None:
-        master = resolve_master(master, conf)
-        check_installed()
+        master = sessions.resolve_master(master, conf)
+        sessions.check_installed()
     opener = _session_opener(name, master, connect, conf, py_files)
     if check:
         return _check(opener, catalogue, catalogue.jobs | targets)
     pool = SessionPool(opener, 2 * given["concurrency"], catalogue.settings)
-    place = str(master) if connect is None else without_parameters(connect)
+    place = str(master) if connect is None else sessions.without_parameters(connect)
     log.info("starting Spark on %s", place)
     kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
     settings = BatchSettings(name, broker, master=place, keys=keys, **given)
@@ -185,8 +150,8 @@ def batch(
         driver = Batch(settings, pool, kept, Offer(catalogue, known), history=records, load=load)
         stopper = _Stopper(driver, drain_timeout)
         stack.enter_context(stopper.shutdown)
-        if connect is not None or is_remote(master):
-            open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
+        if connect is not None or sessions.is_remote(master):
+            sessions.open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
         else:
             pool.open()
         stack.callback(pool.close)
@@ -201,7 +166,7 @@ def batch(
                 records.prune(keep_history)
 
             _serve(driver, stopper, sweep)
-    return EXIT_FAILED if stopper.gave_up else 0
+    return console.EXIT_FAILED if stopper.gave_up else 0
 
 
 def _load(config: Path | None, jobs: Mapping[str, str], *, remote: bool) -> Offer:
@@ -212,16 +177,16 @@ def _load(config: Path | None, jobs: Mapping[str, str], *, remote: bool) -> Offe
     return Offer(catalogue, load_jobs({**catalogue.jobs, **jobs}))
 
 
-def _check(open_session: Callable[[], Any], catalogue: Catalogue, jobs: Mapping[str, str]) -> int:
+def _check(opener: Callable[[], Any], catalogue: Catalogue, jobs: Mapping[str, str]) -> int:
     """Print whether each table, catalog and job can be opened; return the exit code."""
-    session = open_session()
+    session = opener()
     code = 0
     try:
         for name, opened, found in checks(session, catalogue, jobs):
-            click.echo(f"{'ok' if opened else 'failed':<8} {name}: {printable(found)}")
+            click.echo(f"{'ok' if opened else 'failed':<8} {name}: {console.printable(found)}")
             code = code or int(not opened)
     finally:
-        stop_quietly(session)
+        sessions.stop_quietly(session)
     return code
 
 
@@ -229,15 +194,15 @@ def _session_opener(
     name: str, master: str | None, connect: str | None, conf: Mapping[str, str], py_files: Sequence[str]
 ) -> Callable[[], Any]:
     """Return a function that opens the batch's session, again if Spark is lost."""
-    check_py_files(py_files)
+    sessions.check_py_files(py_files)
     if connect is not None:
-        return partial(connect_session, connect, py_files)
+        return partial(sessions.connect_session, connect, py_files)
     settings = {
         "spark.driver.maxResultSize": MAX_COLLECTED,
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default, INT96, has no time zone
         **conf,
     }
-    return partial(open_session, f"mdp-spark {name}", master=master, conf=settings, py_files=py_files)
+    return partial(sessions.open_session, f"mdp-spark {name}", master=master, conf=settings, py_files=py_files)
 
 
 def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> None:

@@ -10,22 +10,7 @@ import click
 
 from ...clients.console import bodies
 from ...clients.console.asking import BROKER
-from ...mdp.cli.console import (
-    EXIT_FAILED,
-    BrokerEndpoint,
-    Decorator,
-    EndpointList,
-    Number,
-    all_values,
-    handler_timeout_option,
-    heartbeat_options,
-    key_options,
-    log_format,
-    log_level_option,
-    log_to_stderr,
-    options,
-    printable,
-)
+from ...mdp.cli import console
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.program.control import name_or_default
 from ...mdp.security.keys import ClientKeys, load_keys
@@ -45,12 +30,13 @@ DEFAULT_DRAIN_SECONDS: Final = 30.0
 log = logging.getLogger("zmdp.spark")
 
 
-_cluster_options = options(
+_cluster_options = console.options(
     BROKER,
-    key_options,
+    console.key_options,
     click.option(
-        "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_values,
-        show_default="--broker", help="Broker address that executors use, if it differs. Can be repeated.",
+        "--broker-from-executors", type=console.EndpointList(console.BrokerEndpoint()), multiple=True,
+        callback=console.all_values, show_default="--broker",
+        help="Broker address that executors use, if it differs. Can be repeated.",
     ),
     MASTER,
     CONF,
@@ -64,15 +50,15 @@ _cluster_options = options(
         help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
     ),
     click.option(
-        "--reserve", type=Number("cores", whole=True, zero=True), default=1,
+        "--reserve", type=console.Number("cores", whole=True, zero=True), default=1,
         help="Cores to leave free for other jobs of the application.",
     ),
 )  # fmt: skip
 """The options for the cluster to use, and for what to ship to its executors."""
 
 
-def _min_option(text: str) -> Decorator:
-    kind = Number("slots", whole=True, zero=True)
+def _min_option(text: str) -> console.Decorator:
+    kind = console.Number("slots", whole=True, zero=True)
     return click.option("--min", "minimum", type=kind, default=1, help=text)
 
 
@@ -96,12 +82,12 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @name_option("fleet")
 @_min_option("Minimum number of slots (cores that serve).")
 @click.option(
-    "--max", "maximum", type=Number("slots", whole=True),
+    "--max", "maximum", type=console.Number("slots", whole=True),
     show_default="all cores but --reserve", help="Maximum number of slots.",
 )  # fmt: skip
 @click.option(
     "--concurrency",
-    type=Number("requests", whole=True),
+    type=console.Number("requests", whole=True),
     help="Maximum number of concurrent requests of each slot.  "
     f"[default: 1 thread; {AsyncWorker.default_concurrency} for asyncio handlers]",
 )
@@ -118,13 +104,13 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     type=click.Choice(["json", "msgpack", "arrow"]),
     help="Encoding of requests and replies. Without it, handlers get and return frames of bytes.",
 )
-@handler_timeout_option
+@console.handler_timeout_option
 @drain_timeout_option(
     DEFAULT_DRAIN_SECONDS,
     "How long running requests may take to finish after SIGTERM or Ctrl-C; then other workers get them.",
 )
-@heartbeat_options()
-@log_level_option
+@console.heartbeat_options()
+@console.log_level_option
 def fleet(
     *, handler: str, name: str | None, log_level: str, broker_from_executors: Sequence[str], keys: ClientKeys | None,
     drain_timeout: float, **given: Any,
@@ -147,13 +133,13 @@ def fleet(
       1  stopped before that, by --drain-timeout or a second signal; or Spark cannot be reached
       2  invalid usage
     """
-    log_to_stderr(log_level)
+    console.log_to_stderr(log_level)
     silence_py4j()
     cluster = _cluster(given)
     executors_broker, keys = _for_executors(broker_from_executors, keys)
     settings = FleetSettings(
         handler, name=name_or_default(name, "fleet", os.getpid()), executors_broker=executors_broker, keys=keys,
-        log_level=log_level.upper(), log_format=log_format(), **given,
+        log_level=log_level.upper(), log_format=console.log_format(), **given,
     )  # fmt: skip
     running = Fleet(settings, cluster)
 
@@ -191,7 +177,7 @@ def doctor(
 
     Exit codes: 0 all checks passed; 1 a check failed; 2 invalid usage.
     """
-    log_to_stderr("error")
+    console.log_to_stderr("error")
     silence_py4j()
     well = True
     executors_broker, keys = _for_executors(broker_from_executors, keys)
@@ -200,7 +186,7 @@ def doctor(
         if as_json:
             bodies.print_json(asdict(check))
             continue
-        click.echo(f"{check.state:<8} {check.name}: {printable(check.found)}")
+        click.echo(f"{check.state:<8} {check.name}: {console.printable(check.found)}")
         if check.advice:
-            click.echo(f"         → {printable(check.advice)}")
-    return 0 if well else EXIT_FAILED
+            click.echo(f"         → {console.printable(check.advice)}")
+    return 0 if well else console.EXIT_FAILED

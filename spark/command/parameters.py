@@ -10,11 +10,7 @@ from ...mdp.cli.console import Decorator
 
 SPARK_GRACE_SECONDS: Final = 1.75
 """How long Spark may take to end after the limit of a drain."""
-PREFIX: Final = click.option(
-    "--prefix",
-    default="spark",
-    help="Prefix of the service names PREFIX.sql and PREFIX.job.",
-)
+PREFIX: Final = click.option("--prefix", default="spark", help="Prefix of the service names PREFIX.sql and PREFIX.job.")
 MASTER: Final = click.option(
     "--master",
     metavar="URL",
@@ -22,10 +18,7 @@ MASTER: Final = click.option(
     help="Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…",
 )
 PY_FILES: Final = click.option(
-    "--py-files",
-    multiple=True,
-    metavar="FILE",
-    help="Python file or zip to ship to executors. Can be repeated.",
+    "--py-files", multiple=True, metavar="FILE", help="Python file or zip to ship to executors. Can be repeated."
 )
 
 
@@ -39,11 +32,7 @@ def _conf(context: click.Context, option: click.Parameter, values: Sequence[str]
 
 
 CONF: Final = click.option(
-    "--conf",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=_conf,
-    help="Spark setting. Can be repeated.",
+    "--conf", multiple=True, metavar="NAME=VALUE", callback=_conf, help="Spark setting. Can be repeated."
 )
 
 

@@ -134,18 +134,9 @@ def submit_job(*, name: str, arguments: str, args: dict[str, str], format_: str,
 
 
 def _submit(
-    service: str,
-    frames: list[bytes],
-    *,
-    durable: bool,
-    idempotency_key: str | None,
-    detach: bool,
-    wait: bool,
-    deadline: float | None,
-    broker: Sequence[str],
-    keys: ClientKeys | None,
-    as_json: bool,
-) -> int:
+    service: str, frames: list[bytes], *, durable: bool, idempotency_key: str | None, detach: bool, wait: bool,
+    deadline: float | None, broker: Sequence[str], keys: ClientKeys | None, as_json: bool,
+) -> int:  # fmt: skip
     if (idempotency_key is not None or detach) and not durable:
         raise click.UsageError("--idempotency-key and --detach require --durable")
     if durable and deadline is not None:

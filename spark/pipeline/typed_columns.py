@@ -13,24 +13,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 from msgspec.structs import astuple
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    IntegralType,
-    LongType,
-    MapType,
-    NullType,
-    NumericType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 - as in PySpark's documentation
 
 from ...clients.rows.arrow import OK, Outcome, answer
 from ...mdp.codes import Code
@@ -43,16 +26,16 @@ Shape = tuple[str, Any]
 """What a reply is made of: `("value", TYPE)`, the shape of what is in an `"optional"`, `"list"` or `"dict"`, or the
 fields of an `"object"`: name, shape and, unless it is required, default."""
 
-_SCALARS: Final[Sequence[tuple[type, type, DataType, tuple[type, ...]]]] = (
-    (inspect.BoolType, bool, BooleanType(), (BooleanType,)),
-    (inspect.IntType, int, LongType(), (IntegralType,)),
-    (inspect.FloatType, float, DoubleType(), (NumericType,)),
-    (inspect.StrType, str, StringType(), (StringType,)),
-    (inspect.BytesType, bytes, BinaryType(), (BinaryType,)),
-    (inspect.DateTimeType, datetime, TimestampType(), (TimestampType, TimestampNTZType)),
-    (inspect.DateType, date, DateType(), (DateType,)),
-    (inspect.DecimalType, Decimal, DecimalType(38, 18), (NumericType,)),
-    (inspect.UUIDType, UUID, StringType(), (StringType,)),
+_SCALARS: Final[Sequence[tuple[type, type, T.DataType, tuple[type, ...]]]] = (
+    (inspect.BoolType, bool, T.BooleanType(), (T.BooleanType,)),
+    (inspect.IntType, int, T.LongType(), (T.IntegralType,)),
+    (inspect.FloatType, float, T.DoubleType(), (T.NumericType,)),
+    (inspect.StrType, str, T.StringType(), (T.StringType,)),
+    (inspect.BytesType, bytes, T.BinaryType(), (T.BinaryType,)),
+    (inspect.DateTimeType, datetime, T.TimestampType(), (T.TimestampType, T.TimestampNTZType)),
+    (inspect.DateType, date, T.DateType(), (T.DateType,)),
+    (inspect.DecimalType, Decimal, T.DecimalType(38, 18), (T.NumericType,)),
+    (inspect.UUIDType, UUID, T.StringType(), (T.StringType,)),
 )
 """Types of values, the type of a column of replies, and those of columns that can be sent."""
 _LISTS: Final = (
@@ -80,35 +63,35 @@ def check_service(service: AnyService) -> None:
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_input(service: AnyService, column: str, found: DataType) -> None:
+def check_input(service: AnyService, column: str, found: T.DataType) -> None:
     """Raise `SettingError`, which names the column or its field, unless values of type `found` can be sent."""
     wrong = _misfit(inspect.type_info(service.request.kind), found, column)
     if wrong is not None:
         raise SettingError(f"{wrong}, as service {service.name!r} takes {show(service.request.kind)}")
 
 
-def _misfit(expected: inspect.Type, found: DataType, column: str) -> str | None:
+def _misfit(expected: inspect.Type, found: T.DataType, column: str) -> str | None:
     """Return what is wrong with a column whose values are to be of type `expected`."""
     expected = _without_metadata(expected)
-    if isinstance(expected, inspect.AnyType | inspect.CustomType) or isinstance(found, NullType):
+    if isinstance(expected, inspect.AnyType | inspect.CustomType) or isinstance(found, T.NullType):
         return None
     if isinstance(expected, inspect.UnionType):
         wrong = [_misfit(each, found, column) for each in expected.types if not isinstance(each, inspect.NoneType)]
         return None if None in wrong else wrong[0] if len(wrong) == 1 else _differs(expected, found, column)
-    if isinstance(expected, _OBJECTS) and isinstance(found, StructType):
+    if isinstance(expected, _OBJECTS) and isinstance(found, T.StructType):
         return _object_misfit(expected.fields, {each.name: each.dataType for each in found.fields}, column)
-    if isinstance(expected, _LISTS) and isinstance(found, ArrayType):
+    if isinstance(expected, _LISTS) and isinstance(found, T.ArrayType):
         return _misfit(expected.item_type, found.elementType, f"{column}[]")
-    if isinstance(expected, inspect.DictType) and isinstance(found, MapType):
+    if isinstance(expected, inspect.DictType) and isinstance(found, T.MapType):
         return _misfit(expected.value_type, found.valueType, f"{column}[]")
-    if isinstance(expected, inspect.DictType) and isinstance(found, StructType):
+    if isinstance(expected, inspect.DictType) and isinstance(found, T.StructType):
         wrong = [_misfit(expected.value_type, each.dataType, f"{column}.{each.name}") for each in found.fields]
         return next(filter(None, wrong), None)
     fitting = _fitting(expected)
     return None if isinstance(found, fitting) else _differs(expected, found, column)
 
 
-def _object_misfit(fields: Sequence[Any], found: Mapping[str, DataType], column: str) -> str | None:
+def _object_misfit(fields: Sequence[Any], found: Mapping[str, T.DataType], column: str) -> str | None:
     for each in fields:
         name = f"{column}.{each.encode_name}"
         if each.encode_name in found:
@@ -123,18 +106,18 @@ def _object_misfit(fields: Sequence[Any], found: Mapping[str, DataType], column:
 def _fitting(expected: inspect.Type) -> tuple[type, ...]:
     """Return the types of columns that fit a value that has no parts."""
     if isinstance(expected, inspect.EnumType | inspect.LiteralType):
-        return (StringType,) if isinstance(_values(expected)[0], str) else (IntegralType,)
+        return (T.StringType,) if isinstance(_values(expected)[0], str) else (T.IntegralType,)
     return next((fitting for kind, _, _, fitting in _SCALARS if isinstance(expected, kind)), ())
 
 
-def _differs(expected: inspect.Type, found: DataType, column: str) -> str:
+def _differs(expected: inspect.Type, found: T.DataType, column: str) -> str:
     return f"{column} is of type {found.simpleString()}; expected {_name(expected)}"
 
 
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def reply_type(service: AnyService) -> tuple[DataType, Shape]:
+def reply_type(service: AnyService) -> tuple[T.DataType, Shape]:
     """Return the type of the column of replies, and their shape.
 
     Raises `SettingError` for a type that Spark has no equivalent of.
@@ -142,30 +125,30 @@ def reply_type(service: AnyService) -> tuple[DataType, Shape]:
     return _column(inspect.type_info(service.reply.kind), f"the reply of service {service.name!r}", ())
 
 
-def _column(kind: inspect.Type, path: str, outer: tuple[int, ...]) -> tuple[DataType, Shape]:
+def _column(kind: inspect.Type, path: str, outer: tuple[int, ...]) -> tuple[T.DataType, Shape]:
     kind, optional = _optional(kind)
     column, shape = _column_of_values(kind, path, outer)
     return column, ("optional", shape) if optional else shape
 
 
-def _column_of_values(kind: inspect.Type, path: str, outer: tuple[int, ...]) -> tuple[DataType, Shape]:
+def _column_of_values(kind: inspect.Type, path: str, outer: tuple[int, ...]) -> tuple[T.DataType, Shape]:
     """Return the type of a column of values that are not None; `outer` are the ids of the types that contain them."""
     for scalar, value, column, _ in _SCALARS:
         if isinstance(kind, scalar):
             return column, ("value", value)
     if isinstance(kind, inspect.EnumType | inspect.LiteralType):
         values = _values(kind)
-        return StringType() if isinstance(values[0], str) else LongType(), ("value", Literal[tuple(values)])
+        return T.StringType() if isinstance(values[0], str) else T.LongType(), ("value", Literal[tuple(values)])
     if isinstance(kind, inspect.NoneType):
-        return NullType(), ("value", None)
+        return T.NullType(), ("value", None)
     if isinstance(kind, _LISTS):
         item, shape = _column(kind.item_type, f"{path}[]", outer)
-        return ArrayType(item, shape[0] == "optional"), ("list", shape)
+        return T.ArrayType(item, shape[0] == "optional"), ("list", shape)
     if isinstance(kind, inspect.DictType) and isinstance(_optional(kind.key_type)[0], inspect.StrType):
         item, shape = _column(kind.value_type, f"{path}[]", outer)
-        return MapType(StringType(), item, shape[0] == "optional"), ("dict", shape)
+        return T.MapType(T.StringType(), item, shape[0] == "optional"), ("dict", shape)
     if isinstance(kind, _OBJECTS) and not getattr(kind, "array_like", False) and id(kind) not in outer:
-        struct, fields = StructType(), []
+        struct, fields = T.StructType(), []
         for each in kind.fields:
             column, shape = _column(each.type, f"{path}.{each.encode_name}", (*outer, id(kind)))
             struct.add(each.encode_name, column)
