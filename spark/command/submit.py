@@ -4,7 +4,6 @@ It only talks to the broker and needs neither PySpark nor Java.
 """
 
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -18,7 +17,7 @@ import msgspec
 from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound
 from ...clients.console import bodies
 from ...clients.console.asking import BROKER
-from ...mdp.cli.console import Group, key_options, options, printable
+from ...mdp.cli.console import Group, key_options, options
 from ...mdp.errors import RequestError, SettingError
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
@@ -203,7 +202,7 @@ def follow(ticket: Ticket[Reply, Reply]) -> Reply:
 
 
 def print_result(reply: Reply, *, as_json: bool) -> int:
-    """Print a result: rows as JSON lines, or as a table on a terminal; a path; Arrow unchanged."""
+    """Print a result: rows as JSON lines; a path; Arrow unchanged."""
     described, data = parse_result(reply)
     format_ = described["format"]
     path = described.get("path")
@@ -221,24 +220,6 @@ def print_result(reply: Reply, *, as_json: bool) -> int:
     elif format_ == "value":
         bodies.write(data, newline=True)
     else:
-        rows = json.loads(data)
-        if sys.stdout.isatty():
-            click.echo(table([column["name"] for column in described["columns"]], rows))
-        else:
-            for row in rows:
-                click.echo(json.dumps(row, ensure_ascii=False))
+        for row in json.loads(data):
+            click.echo(json.dumps(row, ensure_ascii=False))
     return 0
-
-
-def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """Format rows as a table."""
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    widths = [max(len(name), *(len(row[at]) for row in cells), 0) for at, name in enumerate(names)]
-    lines = ["  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)).rstrip()]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return text if len(text) <= 60 else text[:57] + "…"
