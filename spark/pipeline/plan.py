@@ -114,7 +114,9 @@ def call_service(
         if codec is not None or result != "string":
             raise SettingError(f"{typed!r} has types, so it needs neither result nor codec")
     one_frame = result if codec is None else "binary"
-    settings = _settings(broker, window, timeout, keep, headers, one_frame, client_key, broker_key)
+    settings = _settings(
+        broker, client_key, broker_key, keep=keep, result=one_frame, window=window, timeout=timeout, headers=headers
+    )
     name = wire.service_name(service.name if isinstance(service, BaseService) else service).decode()
     if codec not in {None, ARROW}:
         raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
@@ -201,7 +203,10 @@ def register_function(
     Raises:
         SettingError: An argument is invalid.
     """
-    settings = _settings(broker, window, timeout, keep, headers, result, client_key, broker_key, group)
+    settings = _settings(
+        broker, client_key, broker_key, keep=keep, result=result,
+        window=window, timeout=timeout, headers=headers, group=group,
+    )  # fmt: skip
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - optional dependency
@@ -239,18 +244,10 @@ def _arrow_type(kind: DataType) -> Any:
 
 
 def _settings(
-    broker: str | Sequence[str] | None,
-    window: int | None,
-    timeout: float,
-    keep: float,
-    headers: Mapping[str, str] | None,
-    result: str,
-    client_key: Key | None,
-    broker_key: BrokerKey | None,
-    group: str = "",
+    broker: Any, client_key: Key | None, broker_key: BrokerKey | None, *, keep: float, result: str, **of_rows: Any
 ) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
-    rows = checked_settings("X1", window=window, timeout=timeout, headers=headers, group=group)
+    rows = checked_settings("X1", **of_rows)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     check_result(result)
