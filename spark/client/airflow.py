@@ -92,14 +92,12 @@ class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types a
                 connection = {name: getattr(self, name) for name in CONNECTION}
                 trigger = SparkJobTrigger(uuid=ticket.uuid, **connection)
                 self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
-            lines, job = Lines(), ""
+            lines = Lines()
             with suppress(ServiceError, UnknownTicket):  # `_result` raises them, too
                 for part in ticket.partials():
-                    event = event_of(part)
-                    job = event.get("job", job)
-                    for line, _ in lines.of(event):
+                    for line, _ in lines.of(event_of(part)):
                         self.log.info("%s", line)
-            return self._result(ticket, job)
+            return self._result(ticket, lines.job)
 
     def resume(self, context: Mapping[str, Any], event: Mapping[str, str]) -> dict[str, Any]:
         """Return the result once the triggerer has seen the request end."""
@@ -180,15 +178,13 @@ class SparkJobTrigger(BaseTrigger):  # type: ignore[misc]
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event, once the request has ended, in whatever way: the task then asks for its result."""
-        lines, job = Lines(), ""
+        lines = Lines()
         async with self._ticket() as ticket:
             with suppress(ServiceError, UnknownTicket):
                 async for part in ticket.partials():
-                    event = event_of(part)
-                    job = event.get("job", job)
-                    for line, _ in lines.of(event):
+                    for line, _ in lines.of(event_of(part)):
                         self.log.info("%s", line)
-        yield TriggerEvent({"uuid": self.settings["uuid"], "job": job})
+        yield TriggerEvent({"uuid": self.settings["uuid"], "job": lines.job})
 
     async def on_kill(self) -> None:
         """Cancel the job: the task was marked or cleared."""

@@ -61,17 +61,17 @@ class Lines:
     def __init__(self, seconds: float = LINE_SECONDS) -> None:
         self._seconds = seconds
         self._told_at = float("-inf")
-        self._job: Any = None
+        self.job = ""
+        """The job that the latest event was about."""
 
     def of(self, event: dict[str, Any]) -> Iterator[tuple[str, bool]]:
         """Yield the lines about an event, none if there is nothing to say."""
         line = progress_line(event)
         if line is None:
             return
-        job = event.get("job", self._job)
-        if self._job not in {None, job}:  # its PARTIALs begin anew: some may have been passed over
-            yield f"another attempt: job {job}", True
-        self._job = job
+        before, self.job = self.job, event.get("job", self.job)
+        if before not in {"", self.job}:  # its PARTIALs begin anew: some may have been passed over
+            yield f"another attempt: job {self.job}", True
         if event["event"] != "progress" or time.monotonic() - self._told_at >= self._seconds:
             self._told_at = time.monotonic()
             yield line, event["event"] not in {"progress", "waiting"}
