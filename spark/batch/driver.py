@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Self
 
 from ... import __version__
@@ -101,7 +102,7 @@ class Batch:
         self._pool = pool
         self._offer = offer
         self._load = load or (lambda: offer)
-        self._history = History(None, settings.name) if history is None else history
+        self._history = History(Path(":memory:"), settings.name) if history is None else history
         self._serving = False
         self._runner = JobRunner(settings.name, pool, results, self._history)
         self.running = self._runner.running

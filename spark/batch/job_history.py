@@ -49,15 +49,14 @@ class History:
     Raises `SettingError` if the file cannot be opened.  Later failures are logged: they must not fail jobs.
     """
 
-    def __init__(self, path: Path | None, driver: str) -> None:
+    def __init__(self, path: Path, driver: str) -> None:
         self._driver = driver
         self._host = socket.gethostname()
         self._added = 0
         self._lock = threading.Lock()
         try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            file = sqlite3.connect(":memory:" if path is None else path, timeout=10, check_same_thread=False)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = sqlite3.connect(path, timeout=10, check_same_thread=False)
             with ExitStack() as stack:
                 self._file = stack.enter_context(closing(file))
                 self._file.row_factory = sqlite3.Row

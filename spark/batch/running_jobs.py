@@ -151,19 +151,17 @@ class RunningJobs:
 
     def describe(self) -> str:
         """Name the running jobs."""
-        with self._lock:
-            running = list(self._jobs.values())
-        return ", ".join(f"job {job.id} ({job.title})" for job in running)
+        return ", ".join(f"job {job.id} ({job.title})" for job in self._running())
 
     def cancel_all(self) -> None:
         """Cancel all jobs."""
-        with self._lock:
-            running = list(self._jobs.values())
-        for job in running:
+        for job in self._running():
             job.cancel()
 
     def status(self, caller: Request) -> dict[str, Any]:
         """Return the part of a batch's status that is about jobs, as `caller` may see it."""
+        return {"running": [job.described(caller) for job in self._running()], **self._ended}
+
+    def _running(self) -> list[Job]:
         with self._lock:
-            running, ended = list(self._jobs.values()), dict(self._ended)
-        return {"running": [job.described(caller) for job in running], **ended}
+            return list(self._jobs.values())

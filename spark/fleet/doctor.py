@@ -52,12 +52,7 @@ class Check:
 
 
 class CheckFailed(Exception):
-    """A check has failed: what it found, and what to do."""
-
-    def __init__(self, found: str, advice: str) -> None:
-        super().__init__(found)
-        self.found = found
-        self.advice = advice
+    """A check has failed; its arguments are what it found, and what to do."""
 
 
 @dataclass
@@ -83,7 +78,7 @@ class Doctor:
                     else:
                         check = Check(name, "skipped", f"because this failed: {reason}")
                 except CheckFailed as error:
-                    check = Check(name, "failed", error.found, error.advice)
+                    check = Check(name, "failed", *error.args)
                 if check.state != "ok":
                     broken.add(name)
                 yield check

@@ -3,6 +3,7 @@
 import io
 import json
 from datetime import timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ JOB = "0123456789abcdef"
 
 @pytest.fixture
 def history():
-    made = History(None, "batch")
+    made = History(Path(":memory:"), "batch")
     made.begin(JOB, user="shop", service="sql", what="")
     yield made
     made.close()

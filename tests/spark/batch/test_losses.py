@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from support.requests import request_by
@@ -70,7 +71,7 @@ def unreadable(spark, fail=True):
 
 @pytest.fixture
 def batch():
-    with closing(History(None, "batch")) as history:
+    with closing(History(Path(":memory:"), "batch")) as history:
         settings = BatchSettings("batch", "tcp://127.0.0.1:9", concurrency=1)
         offer = Offer(jobs={"lose": lose, "work": work, "unreadable": unreadable})
         yield Batch(settings, Pool(), Results(None), offer, history=history)

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 from support.processes import process, run
 from support.sparks import BEATS
@@ -88,7 +89,7 @@ def test_a_key_belongs_to_one_request(endpoint, tmp_path):
 def test_a_large_value_is_fetched_as_json_only(endpoint, tmp_path):
     (tmp_path / "value.json").write_text('{"a": 1}')
     output = tmp_path / "out"
-    with closing(History(None, "batch")) as records:
+    with closing(History(Path(":memory:"), "batch")) as records:
         records.begin("a", user="", service="job", what="value()")
         records.end("a", "done", format="value", path=str(tmp_path / "value.json"))
         operations = {"history": lambda arguments, request: {"jobs": records.rows(request, arguments["job"])}}
