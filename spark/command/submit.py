@@ -81,11 +81,6 @@ def _number(digits: str) -> float | Decimal:
     return float(digits) if "e" in digits.lower() else Decimal(digits)
 
 
-def _job_arguments(given: Mapping[str, str]) -> dict[str, msgspec.Raw]:
-    """Return arguments for `job_frames`, numbers with all their digits."""
-    return {name: msgspec.Raw(_argument(text)) for name, text in given.items()}
-
-
 _ARGS = click.option(
     "--arg",
     "args",
@@ -119,17 +114,12 @@ def submit_sql(*, query: str, args: dict[str, str], format_: str, prefix: str, *
 
 @submit.command("job")
 @click.argument("name")
-@click.argument("arguments", required=False, default="{}", metavar="[JSON]")
 @_ARGS
 @_submit_options
-def submit_job(*, name: str, arguments: str, args: dict[str, str], format_: str, prefix: str, **options: Any) -> int:
-    """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
-    (text,) = bodies.frames([arguments])
-    try:
-        given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, ValueError):
-        raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
-    return _submit(f"{prefix}.job", job_frames(name, given | _job_arguments(args), format_), **options)
+def submit_job(*, name: str, args: dict[str, str], format_: str, prefix: str, **options: Any) -> int:
+    """Run the Python job NAME."""
+    arguments = {each: msgspec.Raw(_argument(text)) for each, text in args.items()}  # numbers with all their digits
+    return _submit(f"{prefix}.job", job_frames(name, arguments, format_), **options)
 
 
 def _submit(
