@@ -20,6 +20,7 @@ from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, Setting
 from ...mdp.program.control import SPARK
 from ...mdp.security.keys import ClientKeys
 from ...workers import Request, Worker
+from ...workers.control import Operation
 from ..client.frames import FETCH_PREFIX
 from ..drivers import ask_all, control_service
 from .catalogue.named_jobs import describe_job
@@ -119,12 +120,12 @@ class Batch:
             )
             for service, (handler, about) in handlers.items()
         ]  # fmt: skip
-        operations = {
-            "status": self._status,
-            "catalogue": self._show_catalogue,
-            "cancel": self._cancel,
-            "reload": self._reload,
-            "drain": self._drain,
+        operations: dict[str, Operation] = {
+            "status": lambda arguments, request: self._status(request),
+            "catalogue": lambda arguments, request: self._show_catalogue(request),
+            "cancel": lambda arguments, request: {"cancelled": self.running.cancel(str(arguments.get("job")), request)},
+            "reload": lambda arguments, request: self._reload(),
+            "drain": lambda arguments, request: self._drain(),
             "history": self._show_history,
         }
         self._control = control_service(settings.name, operations, broker=settings.broker, keys=settings.keys)
@@ -250,8 +251,7 @@ class Batch:
 
     # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _status(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        del arguments
+    def _status(self, request: Request) -> Mapping[str, Any]:
         offer = self._offer
         return {
             "kind": "batch",
@@ -268,8 +268,7 @@ class Batch:
             **self.running.status(request),
         }
 
-    def _show_catalogue(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        del arguments
+    def _show_catalogue(self, request: Request) -> Mapping[str, Any]:
         offer = self._offer
         tables = offer.catalogue.tables
         return {
@@ -281,11 +280,7 @@ class Batch:
             "jobs": [describe_job(name, function) for name, function in sorted(offer.jobs_for(request).items())],
         }
 
-    def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        return {"cancelled": self.running.cancel(str(arguments.get("job")), request)}
-
-    def _reload(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        del arguments, request
+    def _reload(self) -> Mapping[str, Any]:
         try:
             self.reload()
         except SettingError as error:
@@ -296,8 +291,7 @@ class Batch:
         job = arguments.get("job")
         return {"jobs": self._history.rows(request, None if job is None else str(job))}
 
-    def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        del arguments, request
+    def _drain(self) -> Mapping[str, Any]:
         log.info("draining, as asked by mdp-spark drain; running jobs are finished first")
         self.draining.set()
         return {"running": len(self.running)}

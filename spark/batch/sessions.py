@@ -29,8 +29,8 @@ _FOR_QUERIES: Final = {
 """Spark's settings for what callers' queries may not do."""
 
 
-class ClassicSession:
-    """A session for one request at a time, on the driver's own SparkContext, in a FAIR scheduler pool."""
+class _Session:
+    """What the sessions of Classic and of Connect have in common; each is for one request at a time."""
 
     number = 0
     """The session's number while it is acquired: no two that are have the same, and later ones have lower ones."""
@@ -39,6 +39,19 @@ class ClassicSession:
         self.spark = session
         self.settings = settings
         """Spark's settings with which the pool has made it; Spark keeps catalogs once they are used."""
+
+    def restrict(self) -> None:
+        """Remove the functions that call Java, as far as they are not the server's: the session is for queries."""
+
+    def retire(self) -> None:
+        """Release what the session alone uses: nothing, if all sessions share the driver's context."""
+
+
+class ClassicSession(_Session):
+    """A session on the driver's own SparkContext, in a FAIR scheduler pool."""
+
+    def __init__(self, session: "SparkSession", settings: Mapping[str, str]) -> None:
+        super().__init__(session, settings)
         self._context = session.sparkContext
         self._scala: Any = session._jvm.scala  # type: ignore[union-attr]  # None only after Spark has been stopped
         self._progress: ClassicProgress | None = None
@@ -118,18 +131,12 @@ class ClassicSession:
         """Whether the session can still run jobs."""
         return is_alive(self.spark)
 
-    def retire(self) -> None:
-        """Release what the session alone uses: here nothing, for all sessions share the driver's context."""
 
-
-class ConnectSession:
-    """A session for one request at a time, on a Spark Connect server; its methods do what `ClassicSession`'s do."""
-
-    number = 0
+class ConnectSession(_Session):
+    """A session on a Spark Connect server; its methods do what `ClassicSession`'s do."""
 
     def __init__(self, session: "SparkSession", settings: Mapping[str, str]) -> None:
-        self.spark = session
-        self.settings = settings
+        super().__init__(session, settings)
         self._reported = ConnectProgress()
         session.registerProgressHandler(self._reported)  # type: ignore[arg-type]  # only needs to be callable
 
@@ -146,9 +153,6 @@ class ConnectSession:
     def progress(self) -> Progress:
         """Return what the server has reported."""
         return self._reported.now()
-
-    def restrict(self) -> None:
-        """Do nothing: the functions are the server's."""
 
     def parse(self, sql: str, args: Any, role: Role) -> None:
         """Refuse a query by its text or its role; let the server parse, and analyze, others."""
