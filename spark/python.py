@@ -26,6 +26,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         return to_arrow_schema(schema)
 
 
+def arrow_type(kind: DataType) -> pa.DataType:
+    """Return the type of Arrow for one of Spark's.  Raises `PySparkTypeError` if there is none."""
+    return arrow_schema(StructType().add("value", kind)).field(0).type
+
+
 def readable_type(kind: DataType, where: str, *, inside: bool = False) -> DataType:
     """Return a type in whose parts NULL is allowed: PyArrow does not read values in which only their parts have none.
 

@@ -1,23 +1,22 @@
 """What runs in a job's thread: a query, or the function of a named job, with the catalogue's tables."""
 
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import ServiceError, ZmdpError
 from ..reasons import reason
-from .binding import bound
 from .catalogue.offer import Offer
 from .catalogue.request_tables import RequestTables, register_when_named, request_tables
 from .catalogue.roles import EVERYTHING, Role
-from .failures import UNPROCESSABLE, detail, withheld
+from .failures import UNPROCESSABLE, detail, unprocessable, withheld
 from .parsing import ONLY_QUERIES, SHOW_TABLES, JobCall, Query, not_in_queries, unsafe_word
 from .results.sending import Results, as_dataframe
 from .running_jobs import Job
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _LINE: Final = re.compile(r"\bline (\d+)")
 
@@ -109,3 +108,37 @@ def _call(spec: JobCall, job: Job, tables: RequestTables, results: Results) -> o
         else:
             job.send(*results.yielded(value, spec.format))
     return as_dataframe(spark, result)
+
+
+# ── the parameters of a query ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def bound(session: "SparkSession", spec: Query, job: str) -> Generator[Any]:
+    """Yield `args` for `session.sql` while the block runs the query.  Raises `ServiceError` 422 for a value's misfit.
+
+    Spark takes literals only, of which it has none for the types of NULLs, or for lists whose items differ in digits.
+    So values with a type are session variables, which it makes of JSON itself.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415
+
+    args: Any = spec.args.copy() if spec.args else spec.args
+    variables = []
+    try:
+        for number, (place, (kind, text)) in enumerate(spec.typed.items()):
+            variable = f"zmdp_{job}_{number}"  # which no other caller knows
+            variables.append(variable)
+            values = f"decode(X'{f'[{text}]'.encode().hex()}', 'UTF-8')"
+            value = f"element_at(from_json({values}, 'array<{kind}>', map('mode', 'FAILFAST')), 1)"
+            try:
+                session.sql(f"DECLARE OR REPLACE VARIABLE {variable} DEFAULT {value}")
+            except Exception as error:  # noqa: BLE001 - also errors of Java's, which PySpark leaves as they are
+                name = place + 1 if isinstance(place, int) else place
+                problem = f"parameter {name} is {text:.100}, which is not of type {kind:.100}: {reason(error)}"
+                raise unprocessable(problem) from None
+            args[place] = functions.expr(variable)
+        yield args
+    finally:
+        for variable in variables:
+            with suppress(Exception):  # Spark is lost, and the variable with it
+                session.sql(f"DROP TEMPORARY VARIABLE IF EXISTS {variable}")

@@ -61,19 +61,10 @@ class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types a
     template_fields_renderers: Final = {"sql": "sql", "arguments": "json"}
 
     def __init__(
-        self,
-        *,
-        sql: str | None = None,
-        job: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        prefix: str = "spark",
-        namespace: str = "airflow",
-        broker: str | None = None,
-        key: str | None = None,
-        broker_key: str | None = None,
-        deferrable: bool = DEFERRABLE,
-        **settings: Any,
-    ) -> None:
+        self, *, sql: str | None = None, job: str | None = None, arguments: Mapping[str, Any] | None = None,
+        prefix: str = "spark", namespace: str = "airflow", broker: str | None = None, key: str | None = None,
+        broker_key: str | None = None, deferrable: bool = DEFERRABLE, **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**settings)
         if (sql is None) == (job is None):
             raise SettingError("SparkJobOperator takes either sql, or job")

@@ -41,12 +41,10 @@ def sql_frames(query: str | bytes, args: Any, format_: str, types: Mapping[Any, 
             where = f"parameter {name}"
             sent[name] = plain(value, sql_scalar, where)
             kinds[name] = None if is_plain(value) else sql_type(value, where)
-        if isinstance(args, Mapping):
-            settings |= {"args": sent, "types": {name: kind for name, kind in kinds.items() if kind}}
-        else:
-            settings |= {"args": list(sent.values()), "types": list(kinds.values())}
-        if not any(kinds.values()):
-            del settings["types"]
+        named = isinstance(args, Mapping)
+        settings["args"] = sent if named else list(sent.values())
+        if any(kinds.values()):
+            settings["types"] = {name: kind for name, kind in kinds.items() if kind} if named else list(kinds.values())
     return [query.encode() if isinstance(query, str) else query, msgspec.json.encode(settings)]
 
 

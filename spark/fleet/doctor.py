@@ -73,10 +73,8 @@ class Doctor:
             for name, (needed, look) in self._looks().items():
                 reason = next((each for each in needed if each in broken), None)
                 try:
-                    if reason is None:
-                        check = Check(name, "ok", look())
-                    else:
-                        check = Check(name, "skipped", f"because this failed: {reason}")
+                    skipped = reason and Check(name, "skipped", f"because this failed: {reason}")
+                    check = skipped or Check(name, "ok", look())
                 except CheckFailed as error:
                     check = Check(name, "failed", *error.args)
                 if check.state != "ok":

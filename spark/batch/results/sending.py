@@ -37,6 +37,7 @@ MAX_INLINE_BYTES: Final = 32 << 20
 """A message can be larger, but results of this size are better read from files."""
 JOB_LENGTH: Final = 16
 """Number of hex digits in a job's id."""
+_SELECT_LESS: Final = "Select less, or start the batch with --results FOLDER to have larger results written there"
 _JOB: Final = re.compile(f"[0-9a-f]{{{JOB_LENGTH}}}")
 
 
@@ -61,11 +62,7 @@ class Results:
         if self.folder is None:
             raise self._too_large(len(data))
         if is_url(self.folder):
-            raise ServiceError(
-                Code.TOO_LARGE,
-                f"the value has {len(data)} bytes, more than the {self.inline} that can be sent; return a DataFrame "
-                f"instead, which is written to {self.folder}",
-            )
+            raise self._too_large(len(data), f"Return a DataFrame instead, which is written to {self.folder}")
         path = Path(self.folder, f"{job}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -86,7 +83,6 @@ class Results:
                 f"a yielded table has {table.nbytes} bytes; at most {self.inline} can be sent at a time: yield it in "
                 "parts, or return it",
             )
-        check_columns(table.column_names)
         if format != "arrow":
             return {"value": json.loads(json_rows(table))}, []
         columns = [{"name": each.name, "type": str(each.type)} for each in table.schema]
@@ -111,12 +107,9 @@ class Results:
             write(found, path, table)
         return [_json({**description, "format": "parquet", "path": path}), b""]
 
-    def _too_large(self, size: int) -> ServiceError:
-        return ServiceError(
-            Code.TOO_LARGE,
-            f"the result has {size} bytes or more; at most {self.inline} bytes can be sent. Select less, or start "
-            "the batch with --results FOLDER to have larger results written there",
-        )
+    def _too_large(self, size: int, remedy: str = _SELECT_LESS) -> ServiceError:
+        text = f"the result has {size} bytes or more; at most {self.inline} bytes can be sent. {remedy}"
+        return ServiceError(Code.TOO_LARGE, text)
 
     def delete_old(self, older_than: float) -> None:
         """Delete results older than `older_than` seconds, if the folder is local."""
@@ -141,27 +134,25 @@ def _rendered(table: Any, format: str) -> bytes:  # noqa: A002
 
 
 def as_arrow(value: object) -> "pa.Table | None":
-    """Return a table of pandas or Arrow as Arrow's; None if the value is something else."""
+    """Return a table of pandas or Arrow as Arrow's; None if the value is something else.  Raises `ServiceError` 422."""
     pyarrow, pandas = sys.modules.get("pyarrow"), sys.modules.get("pandas")
-    if pyarrow is not None and isinstance(value, pyarrow.RecordBatch):
-        return pyarrow.Table.from_batches([value])
-    if pyarrow is not None and isinstance(value, pyarrow.Table):
-        return value
     if pandas is not None and isinstance(value, pandas.DataFrame):
         import pyarrow as pa  # noqa: PLC0415
 
         check_columns(value.columns)
         return pa.Table.from_pandas(value, preserve_index=False).replace_schema_metadata(None)
-    return None
+    if pyarrow is not None and isinstance(value, pyarrow.RecordBatch):
+        value = pyarrow.Table.from_batches([value])
+    if pyarrow is None or not isinstance(value, pyarrow.Table):
+        return None
+    check_columns(value.column_names)
+    return value
 
 
 def as_dataframe(spark: "SparkSession", value: object) -> object:
     """Return a table of pandas or Arrow as a DataFrame of Spark's, and anything else as it is."""
     table = as_arrow(value)
-    if table is None:
-        return value
-    check_columns(table.column_names)
-    return spark.createDataFrame(table)
+    return value if table is None else spark.createDataFrame(table)
 
 
 def sendable(table: "DataFrame") -> "DataFrame":
