@@ -9,18 +9,19 @@ from functools import partial
 from importlib import metadata
 from json import loads
 from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.program.extras import install_command
 from ...mdp.security.keys import ClientKeys
+from ...mdp.transport import tcp
 from ...mdp.transport.reach import why_none_reachable
 from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
 from .cluster import Cluster, cores, task_cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe
 from .leases import classify_failure
-from .settings import is_loopback
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -154,6 +155,11 @@ class Doctor:
         text += f" of {each} cores (spark.task.cpus)" if each > 1 else ""
         advice = "give the application more cores (local[N], spark.cores.max, more executors), or --reserve 0"
         raise CheckFailed(text, advice)
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only programs on this machine can reach the endpoint."""
+    return not endpoint.startswith("tcp://") or tcp.is_loopback(urlsplit(endpoint).hostname or "")
 
 
 def _broker_version(reply: bytes) -> str:
