@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Self
 
 from ... import __version__
@@ -83,29 +82,23 @@ class Batch:
         pool: the sessions; at most one request runs on each.
         results: where large results go.
         offer: the tables and the named jobs.
-        load: loads the offer again, for `reload`, and raises `SettingError` if it is invalid; by default it stays.
-        history: where jobs are recorded, by default in memory; closed at the end of the block.
+        load: loads the offer again, for `reload`, and raises `SettingError` if it is invalid.
+        history: where jobs are recorded; closed at the end of the block.
     """
 
     def __init__(
-        self,
-        settings: BatchSettings,
-        pool: SessionPool,
-        results: Results,
-        offer: Offer,
-        *,
-        load: Callable[[], Offer] | None = None,
-        history: History | None = None,
-    ) -> None:
+        self, settings: BatchSettings, pool: SessionPool, results: Results, offer: Offer, *, load: Callable[[], Offer],
+        history: History,
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.draining = threading.Event()
         """Set when the driver should drain."""
         self._pool = pool
         self._offer = offer
-        self._load = load or (lambda: offer)
-        self._history = History(Path(":memory:"), settings.name) if history is None else history
+        self._load = load
+        self._history = history
         self._serving = False
-        self._runner = JobRunner(settings.name, pool, results, self._history)
+        self._runner = JobRunner(settings.name, pool, results, history)
         self.running = self._runner.running
         """The running jobs."""
         handlers = {
@@ -254,19 +247,12 @@ class Batch:
     def _status(self, request: Request) -> Mapping[str, Any]:
         offer = self._offer
         return {
-            "kind": "batch",
-            "name": self.settings.name,
-            "version": __version__,
-            "master": self.settings.master,
-            "services": self.services,
-            "draining": self.draining.is_set(),
-            "catalogue": offer.digest,
+            "kind": "batch", "name": self.settings.name, "version": __version__, "master": self.settings.master,
+            "services": self.services, "draining": self.draining.is_set(), "ui": spark_ui(),
+            "catalogue": offer.digest, "catalogs": sorted(offer.catalogue.catalogs),
             "tables": offer.catalogue.role_of(request).readable(offer.catalogue.tables),
-            "catalogs": sorted(offer.catalogue.catalogs),
-            "jobs": sorted(offer.jobs_for(request)),
-            "ui": spark_ui(),
-            **self.running.status(request),
-        }
+            "jobs": sorted(offer.jobs_for(request)), **self.running.status(request),
+        }  # fmt: skip
 
     def _show_catalogue(self, request: Request) -> Mapping[str, Any]:
         offer = self._offer

@@ -129,11 +129,9 @@ class History:
         """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback."""
         private = _PRIVATE if job is None else (*_PRIVATE, "traceback")
         query = "SELECT * FROM jobs WHERE job = coalesce(?, job) ORDER BY number DESC LIMIT ?"
-        found = []
-        for row in self._read(query, job, MAX_LISTED):
-            allowed = caller.may_manage(row["user"])
-            found.append({name: row[name] if allowed or name in _PUBLIC else None for name in _PUBLIC + private})
-        return found
+        found = [(row, caller.may_manage(row["user"])) for row in self._read(query, job, MAX_LISTED)]
+        names = _PUBLIC + private
+        return [{name: row[name] if allowed or name in _PUBLIC else None for name in names} for row, allowed in found]
 
     def _read(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._lock:

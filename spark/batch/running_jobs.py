@@ -127,10 +127,8 @@ class RunningJobs:
 
     def remove(self, job: Job) -> None:
         """Remove a job that has ended."""
-        if job.cancelled.is_set():
-            ending = "cancelled"
-        else:
-            ending = "failed" if isinstance(job.outcome, BaseException) else "done"
+        ending = "failed" if isinstance(job.outcome, BaseException) else "done"
+        ending = "cancelled" if job.cancelled.is_set() else ending
         with self._lock:
             del self._jobs[job.id]
             self._ended[ending] += 1

@@ -181,14 +181,10 @@ def _type_of(shape: Shape, name: str = "Value") -> Any:
     for at, (_, inner, *default) in enumerate(shape[1]):
         kind = _type_of(inner, f"{name}_{at}")
         values = [each if each is None else msgspec.convert(each, kind) for each in default]
-        given = [msgspec.field(default_factory=partial(_first, values))] if default else []
+        given = [msgspec.field(default_factory=partial(values.__getitem__, 0))] if default else []
         fields.append((f"f{at}", kind, *given))
     rename = {f"f{at}": sent for at, (sent, *_) in enumerate(shape[1])}  # which need not be valid in Python
     return msgspec.defstruct(name, fields, rename=rename, kw_only=True, gc=False)
-
-
-def _first(values: list[Any]) -> Any:
-    return values[0]
 
 
 @dataclass(frozen=True)

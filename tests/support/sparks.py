@@ -63,6 +63,7 @@ def running_batch(
     from zmdp.spark.batch.catalogue import catalogue_file
     from zmdp.spark.batch.catalogue.offer import Offer
     from zmdp.spark.batch.driver import Batch, BatchSettings
+    from zmdp.spark.batch.job_history import History
     from zmdp.spark.batch.results.sending import Results
     from zmdp.spark.batch.sessions import SessionPool
 
@@ -77,7 +78,7 @@ def running_batch(
         Results(str(folder / "results") if results else None, inline),
         offer,
         load=lambda: Offer(catalogue_file.read(config), jobs),
-        history=history,
+        history=history or History(Path(":memory:"), name),
     )
     try:
         with driver:

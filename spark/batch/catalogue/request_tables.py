@@ -40,11 +40,9 @@ class RequestTables:
         self._failures: dict[str, Exception] = {}
         self._lock = threading.Lock()
 
-    def provide(self, sql: str, args: object = None) -> None:
+    def provide(self, sql: str, args: Any = None) -> None:
         """Register the tables that a query names, in its text or in its arguments (`IDENTIFIER(:table)`)."""
-        values: Iterable[object] = ()
-        if args:
-            values = args.values() if isinstance(args, dict) else args  # type: ignore[assignment]  # a list
+        values = args.values() if isinstance(args, dict) else args or ()
         self._register(self.catalogue.named_in(sql, *(each for each in values if isinstance(each, str))))
 
     def provide_all(self) -> None:
@@ -103,10 +101,9 @@ class RequestTables:
                 for row in listed
                 if not row.isTemporary and self.role.may_read(catalog, *name_parts(row.namespace), row.tableName)
             ]
-        columns = zip(*found, strict=True) if found else ([], [], [])
-        types = (pa.string(), pa.string(), pa.bool_())
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-        return self._session.createDataFrame(pa.table(arrays, names=["namespace", "tableName", "isTemporary"]))
+        schema = pa.schema({"namespace": pa.string(), "tableName": pa.string(), "isTemporary": pa.bool_()})
+        rows = [dict(zip(schema.names, each, strict=True)) for each in found]
+        return self._session.createDataFrame(pa.Table.from_pylist(rows, schema))
 
     def explain(self, error: BaseException) -> BaseException:
         """Return the error to report for `error`: why a table could not be read, rather than that it is missing."""

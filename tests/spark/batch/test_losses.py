@@ -74,7 +74,7 @@ def batch():
     with closing(History(Path(":memory:"), "batch")) as history:
         settings = BatchSettings("batch", "tcp://127.0.0.1:9", concurrency=1)
         offer = Offer(jobs={"lose": lose, "work": work, "unreadable": unreadable})
-        yield Batch(settings, Pool(), Results(None), offer, history=history)
+        yield Batch(settings, Pool(), Results(None), offer, load=lambda: offer, history=history)
 
 
 def request(name, request_id=None):
