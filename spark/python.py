@@ -1,4 +1,4 @@
-"""What Spark passes to Python, with every supported version of PySpark, and the care of its Python processes."""
+"""Arrow schemas as every supported PySpark passes them to Python, and the care of its Python processes."""
 
 import gc
 from functools import cache
@@ -15,7 +15,7 @@ _WITHOUT_ARROW: Final = {
     "interval month": "CAST it to string",
     "interval year to month": "CAST it to string",
 }
-"""Spark's types of which Python gets nothing or the wrong thing, and what to do instead."""
+"""Spark's types that do not reach Python correctly, and what to write instead."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -16,7 +16,7 @@ _STACK: Final = re.compile(r"\s*(== SQL|(JVM|Driver) stacktrace|at [\w.$]+[(/]|'
 _PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _PYTHON: Final = "Traceback (most recent call last):\n"
 _WRAPPER: Final = "Exception thrown in awaitResult"
-"""What Spark says of an error in another thread."""
+"""Spark's wrapper of an error in another thread."""
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
 _NEEDS_JAR: Final = re.compile(r"\[(DATA_SOURCE_NOT_FOUND|CANNOT_LOAD_CATALOG\.PLUGIN_CLASS_NOT_FOUND)\]")
 _NEEDS_FILE: Final = re.compile(r"ModuleNotFoundError: No module named ('[^']+')")

@@ -1,6 +1,6 @@
 """The services of a batch: `spark.sql` runs queries over a catalogue, `spark.job` named Python jobs.
 
-`runner.py` says what a request is answered.
+`runner.py` describes the replies.
 """
 
 import logging
@@ -204,7 +204,7 @@ class Batch:
             worker.stop()
 
     def reload(self) -> None:
-        """Load the tables and the jobs again; requests that are running keep what they began with.
+        """Load the tables and the jobs again; running requests keep those that they began with.
 
         Raises `SettingError` if the file is invalid, and logs it; then nothing changes.
         """

@@ -1,4 +1,4 @@
-"""What runs in a job's thread: a query, or the function of a named job, with the catalogue's tables."""
+"""Run a query, or the function of a named job, with the catalogue's tables: the work of a job's thread."""
 
 import re
 from collections.abc import Generator, Iterator
@@ -24,7 +24,7 @@ _LINE: Final = re.compile(r"\bline (\d+)")
 def execute(offer: Offer, results: Results, role: Role, job: Job) -> list[bytes]:
     """Run a job for a caller of `role`, and return the frames of the FINAL.
 
-    A query may read what its role may read, and a job everything: its code was chosen by whoever runs the batch.
+    A query may read the tables of its role.  A job may read everything: the operator of the batch chose its code.
     """
     spec = job.spec
     reads = role if isinstance(spec, Query) else EVERYTHING
@@ -41,7 +41,7 @@ def execute(offer: Offer, results: Results, role: Role, job: Job) -> list[bytes]
 
 
 def _query(spec: Query, args: Any, job: Job, tables: RequestTables) -> "DataFrame":
-    """Return a query as a DataFrame, for which Spark has run nothing yet; or what another statement tells about it."""
+    """Return the DataFrame of a query, before Spark runs it, or of a statement about the query."""
     statement, query = spec.parts
     session = job.session
     if statement == SHOW_TABLES:
@@ -63,7 +63,7 @@ def _query(spec: Query, args: Any, job: Job, tables: RequestTables) -> "DataFram
         cause = tables.explain(error)
         if cause is not error:
             raise cause from None
-        # Errors tell columns of whatever the query names, and paths or addresses.
+        # Spark's errors can name columns, paths and addresses of every table in the query.
         named = session.tables_in_failure(error)
         if named is None:
             raise withheld(error, tables.role.name) from None
@@ -96,7 +96,7 @@ def _check_syntax(query: str, args: Any, job: Job, role: Role) -> None:
 
 
 def _call(spec: JobCall, job: Job, tables: RequestTables, results: Results) -> object:
-    """Call the function of a named job; return what it returns, at the end of what it yields."""
+    """Call the function of a named job; send the values that it yields, and return its result."""
     spark = job.session.spark
     register_when_named(spark, tables)
     result: object = spec.function(spark, **spec.arguments)

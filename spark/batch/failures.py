@@ -1,4 +1,4 @@
-"""What the caller, the log and the history get when a job fails."""
+"""The errors of failed jobs, as the caller, the log and the history get them."""
 
 import json
 import re
@@ -16,7 +16,7 @@ UNPROCESSABLE: Final = 422
 _CONDITION: Final = re.compile(r"(?:^|: )\[([A-Z][A-Z0-9_.]+)\] ", re.MULTILINE)
 _SQLSTATE: Final = re.compile(r"\bSQLSTATE: (\w{5})\b")
 _SHUT_DOWN: Final = "SparkContext was shut down"
-"""What Spark says of all jobs when its driver ends."""
+"""Spark's message for every running job when its driver ends."""
 _PYTHON_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*\S.*")
 
 

@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS ix_jobs_request_id ON jobs (request_id);
 CREATE INDEX IF NOT EXISTS ix_jobs_started ON jobs (started);
 """
 _PUBLIC: Final = ("job", "driver", "user", "service", "started", "ended", "state")
-"""What everybody may see of a job."""
+"""The columns that everybody may see."""
 _PRIVATE: Final = ("what", "format", "rows", "path", "code", "error", "ui")
 LOST: Final = "the driver ended during the job: it was killed, perhaps for its memory, or its machine was lost"
 

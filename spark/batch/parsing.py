@@ -169,7 +169,7 @@ def _places(values: dict[str, Any] | list[Any]) -> dict[Any, Any]:
 
 
 def _split(sql: str) -> tuple[str, str]:
-    """Return what `Query.parts` does.  Raises `ServiceError` 422 if it is something else."""
+    """Return statement and query, as `Query.parts` does.  Raises `ServiceError` 422 for any other text."""
     if _QUERY.match(sql):
         return "", sql
     if found := _SHOW.fullmatch(sql):

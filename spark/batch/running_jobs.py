@@ -1,4 +1,4 @@
-"""The jobs that a batch is running: who owns each, and who may see and cancel it."""
+"""The running jobs of a batch, their owners, and the rights to see and cancel them."""
 
 import logging
 import queue
@@ -69,7 +69,7 @@ class Job:
             raise RequestCancelled("cancelled")
 
     def send(self, described: dict[str, Any], frames: list[bytes]) -> None:
-        """Queue what the job has yielded for sending, once there is room: fields of the event, and further frames.
+        """Queue a yielded value for sending, once there is room: fields of the event, and further frames.
 
         Called in the job's thread; raises `RequestCancelled`.
         """
@@ -84,7 +84,7 @@ class Job:
         self.raise_if_cancelled()
 
     def cancel(self) -> None:
-        """Cancel what the job runs in Spark now.  Call it again for what the thread starts afterwards."""
+        """Cancel the job's current work in Spark.  Call it again for work that the thread starts afterwards."""
         self.cancelled.set()
         with suppress(Exception):  # the session is lost, and the job with it
             self.session.cancel(self.id)
@@ -96,7 +96,7 @@ class Job:
         return None
 
     def described(self, caller: Request) -> dict[str, Any]:
-        """Return the job's row for `mdp-spark status`; only those who may manage the job see what it runs."""
+        """Return the job's row for `mdp-spark status`; only callers who may manage the job see its text."""
         progress = self.progress() or Progress()
         return {
             "job": self.id,

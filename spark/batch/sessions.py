@@ -26,11 +26,11 @@ _FOR_QUERIES: Final = {
     "spark.sql.runSQLOnFiles": "false",  # csv.`/etc/passwd`
     "spark.sql.variable.substitute": "false",  # ${env:PASSWORD}, and a text other than the one that was checked
 }
-"""Spark's settings for what callers' queries may not do."""
+"""Spark's settings that forbid features to callers' queries."""
 
 
 class _Session:
-    """What the sessions of Classic and of Connect have in common; each is for one request at a time."""
+    """Base of the sessions of Classic and of Connect; each is for one request at a time."""
 
     number = 0
     """The session's number while it is acquired: no two that are have the same, and later ones have lower ones."""
@@ -44,7 +44,7 @@ class _Session:
         """Remove the functions that call Java, as far as they are not the server's: the session is for queries."""
 
     def retire(self) -> None:
-        """Release what the session alone uses: nothing, if all sessions share the driver's context."""
+        """Release the session's own resources: none, if all sessions share the driver's context."""
 
 
 class ClassicSession(_Session):
@@ -76,7 +76,7 @@ class ClassicSession(_Session):
         self._progress = ClassicProgress(self._context, job)
 
     def cancel(self, job: str) -> None:
-        """Cancel what Spark runs for `job`.  Safe from any thread, any number of times."""
+        """Cancel the Spark jobs of `job`.  Safe from any thread, any number of times."""
         # By the context: `SparkSession.interruptTag` has no effect from another thread.
         self._context.cancelJobsWithTag(job)
 
@@ -119,7 +119,7 @@ class ClassicSession(_Session):
                 kind = node.nodeName()
                 if kind == "ScriptTransformation":
                     raise not_in_queries("TRANSFORM … USING")
-                if kind == "SubqueryAlias":  # what comes from a catalog has its full name; callers write short ones
+                if kind == "SubqueryAlias":  # has the full name of a catalog's table; callers write short ones
                     alias = node.identifier()
                     tables.add((*self._list(alias.qualifier()), alias.name()))
         return {name for name in tables if len(name) > 1}
@@ -151,7 +151,7 @@ class ConnectSession(_Session):
         self.spark.interruptTag(job)
 
     def progress(self) -> Progress:
-        """Return what the server has reported."""
+        """Return the progress that the server has reported."""
         return self._reported.now()
 
     def parse(self, sql: str, args: Any, role: Role) -> None:

@@ -1,6 +1,6 @@
 """Airflow: an operator that runs a query or job of a batch through Titanic; see docs/spark/airflow.md.
 
-It is imported by Airflow's workers, its triggerer, and whatever reads the DAGs; nothing else here needs Airflow.
+Airflow's workers, its triggerer and its DAG processor import it; nothing else in this package needs Airflow.
 """
 
 import hashlib
@@ -124,8 +124,8 @@ class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types a
     def _submit(self, titanic: Titanic, instance: Any) -> Ticket[Reply, Reply]:
         """Return the request of this task instance that has not been closed: its task has not been told its end.
 
-        What fails, succeeds or is killed is closed.  So whatever starts the task afterwards, a retry or somebody who
-        clears it, finds no such request and submits the next one; and there are never two at a time.
+        A request that fails, succeeds or is killed is closed.  So a retry, or a cleared task, finds no open request and
+        submits the next one; and there are never two at a time.
         """
         names = (instance.dag_id, instance.run_id, instance.task_id, instance.map_index)
         digest = hashlib.sha256("\0".join(map(str, names)).encode()).hexdigest()  # names may be longer than a key
@@ -168,7 +168,7 @@ class SparkJobTrigger(BaseTrigger):  # type: ignore[misc]
         return f"{__name__}.{type(self).__name__}", self.settings
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event, once the request has ended, in whatever way: the task then asks for its result."""
+        """Yield one event, once the request has ended or failed: the task then asks for its result."""
         lines = Lines()
         async with self._ticket() as ticket:
             with suppress(ServiceError, UnknownTicket):

@@ -51,7 +51,7 @@ def sql_frames(query: str | bytes, args: Any, format_: str, types: Mapping[Any, 
 def job_frames(name: str, arguments: Mapping[str, Any], format_: str) -> list[bytes]:
     """Return the body of a request to `spark.job`; arguments that are `bytes` of JSON in a `Raw` are sent as they are.
 
-    Raises `SettingError` for what JSON cannot represent.
+    Raises `SettingError` for a value that JSON cannot represent.
     """
     sent = {
         str(each): value if isinstance(value, msgspec.Raw) else plain(value, finite_scalar, f"argument {each}")

@@ -21,11 +21,11 @@ class JobFailed(ServiceError):
         except JobFailed as error:
             print(error.condition, error.remedy)        # TABLE_OR_VIEW_NOT_FOUND Verify the spelling …
 
-    Its text, and what Jupyter and IPython show in place of a traceback, has a line for each of these parts.
+    Its text has a line for each of these parts; Jupyter and IPython show it in place of a traceback.
 
     Args:
         code: 422 if the request is at fault, otherwise as in the table of errors of docs/spark/index.md.
-        text: What the batch said.
+        text: The batch's message.
         detail: Spark's condition, as JSON, if it was an error of Spark's.
         service: The service that was called.
         job: The job's id, if it had begun.
@@ -53,16 +53,16 @@ class JobFailed(ServiceError):
         self.problem, *rest = _SENTENCE.split(told, maxsplit=1)
         """The first sentence of the text."""
         self.remedy = "".join(rest)
-        """What the text says besides: how to find the reason, and what to do."""
+        """The rest of the text: how to find the reason, and what to do."""
 
     @classmethod
     def of(cls, error: ServiceError, *, job: str = "", query: str = "") -> Self:
-        """Return the error of a request to a batch with what only its caller knows.
+        """Return the error of a request to a batch, with job and query, which only the caller knows.
 
             raise JobFailed.of(error, job="6f1c0a52d8e94b37") from None
 
         Args:
-            error: What the client raised.
+            error: The error that the client raised.
             job: The job's id.
             query: The query.
 
@@ -92,6 +92,6 @@ class JobFailed(ServiceError):
         return "\n".join(self.lines())
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython prints in place of a traceback, which would show the insides of zmdp."""
+        """Return the lines that IPython prints in place of a traceback, which would show zmdp's internals."""
         first, *others = self.lines()
         return [f"\x1b[31;1m{type(self).__name__}\x1b[0m ({self.code}): \x1b[1m{first}\x1b[0m", *others]

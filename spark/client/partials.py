@@ -1,4 +1,4 @@
-"""The PARTIALs of a batch as text: what a job does, and how far it has come."""
+"""The PARTIALs of a batch as text: the events and the progress of a job."""
 
 import json
 import sys

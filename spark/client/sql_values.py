@@ -1,4 +1,4 @@
-"""Values of Python as JSON, and their types in Spark: what queries and jobs are given, and what jobs return."""
+"""Python values as JSON, with their types in Spark: parameters of queries, arguments and results of jobs."""
 
 import math
 import sys
@@ -45,7 +45,7 @@ def json_scalar(value: Any) -> Any:
 
 
 def finite_scalar(value: Any) -> Any:
-    """Return what `json_scalar` does, except for NaN and infinities, which are refused."""
+    """Return a value as `json_scalar` does, but refuse NaN and infinities."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("NaN and infinity are not in JSON; send them as a string, or None")
     return json_scalar(value)
@@ -68,11 +68,11 @@ def sql_scalar(value: Any) -> Any:
 
 
 def plain(value: Any, scalar: Callable[[Any], Any] = json_scalar, where: str = "$") -> Any:
-    """Return a value as what JSON represents: Spark's rows and dataclasses as objects, enums as their values.
+    """Return a value as JSON's types: Spark's rows and dataclasses as objects, enums as their values.
 
     Args:
         value: The value.
-        scalar: Converts what has no parts.
+        scalar: Converts values without parts.
         where: How errors name the value.
 
     Raises:
@@ -108,7 +108,7 @@ def _key(name: Any, where: str) -> str:
 
 
 def _builtin(value: Any) -> Any:
-    """Return what has parts as a list or dict, and enums and values of NumPy as those that they stand for."""
+    """Return a value with parts as a list or dict, and enums and NumPy's values as Python's own."""
     if isinstance(value, Enum):
         return _builtin(value.value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -36,7 +36,7 @@ from .parameters import CONF, MASTER, PREFIX, PY_FILES, SPARK_GRACE_SECONDS, nam
 STOP_CHECK_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
 DEFAULT_DRAIN_SECONDS: Final = 600.0
-"""How long running jobs may take to finish: they take minutes, and what a cancelled one has done is lost."""
+"""How long running jobs may take to finish: they take minutes, and the work of a cancelled job is lost."""
 SWEEP_SECONDS: Final = 600.0
 """Interval at which old results are deleted."""
 MAX_COLLECTED: Final = "128m"
@@ -170,7 +170,7 @@ def batch(
 
 
 def _load(config: Path | None, jobs: Mapping[str, str], *, remote: bool) -> Offer:
-    """Return what the file has now, and its jobs and those of the command line.  Raises `SettingError`."""
+    """Read the file again; return its catalogue and jobs, with those of the command line.  Raises `SettingError`."""
     if config is None:
         raise SettingError("the batch was started without --config, so there is nothing to reload")
     catalogue = read(config, remote=remote)
@@ -233,7 +233,7 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
 
 
 class _Stopper:
-    """What `_serve` has been told to do: by signals, by `mdp-spark drain`, or by the limit of the drain."""
+    """How `_serve` is to stop, as signals, `mdp-spark drain` and the limit of the drain have decided."""
 
     def __init__(self, driver: Batch, drain_timeout: float) -> None:
         self.started = False

@@ -97,7 +97,7 @@ def logs(*, job: str, client: Client, as_json: bool) -> int:
 
 
 def what_ran(row: Mapping[str, Any]) -> str:
-    """Return what a job runs, or only whose it is, for those who may not see it."""
+    """Return the text of a job, or only its owner, for callers who may not see the text."""
     return str(row["what"] or (f"a job of {row['user']}" if row["user"] else "a job"))
 
 

@@ -54,7 +54,7 @@ _cluster_options = console.options(
         help="Cores to leave free for other jobs of the application.",
     ),
 )  # fmt: skip
-"""The options for the cluster to use, and for what to ship to its executors."""
+"""The options for the cluster, and for the files to ship to its executors."""
 
 
 def _min_option(text: str) -> console.Decorator:

@@ -58,7 +58,7 @@ _submit_options = options(
 
 
 def _argument(text: str) -> bytes:
-    """Return the JSON of an argument: what is not JSON is a string."""
+    """Return the JSON of an argument; any other text is a string."""
     with suppress(msgspec.MsgspecError, ValueError):
         return bytes(msgspec.json.decode(text, type=msgspec.Raw))  # unlike Python's own, it refuses NaN and Infinity
     return json.dumps(text).encode()
@@ -165,7 +165,7 @@ def _submit(
 
 @contextmanager
 def told_once(as_json: bool, deadline: float | None = None) -> Generator[None]:
-    """Make errors of a request say what happened once: JSON that repeats the text is for `--json`."""
+    """Print the text of a request's error once: the JSON that repeats it is for `--json`."""
     try:
         yield
     except BrokerUnreachable:

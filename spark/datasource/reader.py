@@ -46,7 +46,7 @@ class Span(spark.InputPartition):
 
 
 class SpanReader:
-    """What readers of batches and of streams have in common."""
+    """Base of the readers of batches and of streams."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, number: str) -> None:
         self._partitions = int_option(given, "partitions", DEFAULT_PARTITIONS, most=MAX_PARTITIONS)
@@ -150,5 +150,5 @@ class StreamReader(SpanReader, spark.DataSourceStreamReader, SupportsTriggerAvai
             ) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle only what executors need."""
+        """Pickle only the part that executors need."""
         return {"_requests": self._requests}

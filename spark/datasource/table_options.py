@@ -1,4 +1,4 @@
-"""The options of the data source, by what they are for, and their values."""
+"""The options of the data source, for reads, streams and writes, and their values."""
 
 import os
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Write rows as requests exactly once: tasks stage them, and the driver commits the task attempts that Spark accepted.
 
 Spark may retry a task, run it twice, or repeat a streaming micro-batch after a restart; in the end it tells the driver
-which attempts count.  `titanic/contrib/arrow/writing.py` does what Spark asks for.
+which attempts count.  `titanic/contrib/arrow/writing.py` does the staging and the commits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,14 +44,14 @@ QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
 @dataclass(frozen=True)
 class StagedRows(spark.WriterCommitMessage):
-    """A task's message to the driver: what it has staged, if anything, and the id of the stream."""
+    """A task's message to the driver: the rows that it has staged, if any, and the id of the stream."""
 
     staged: staging.Accepted | None = None
     query: str | None = None
 
 
 class _Writer:
-    """What both writers have in common; `naming` is the option, `job` or `sink`, that names the write."""
+    """Base of both writers; `naming` is the option, `job` or `sink`, that names the write."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, naming: str, *, overwrite: bool) -> None:
         given = known_options(options, WRITE_OPTIONS | {naming}, "write")
@@ -80,7 +80,7 @@ class _Writer:
 
 
 def _staged(messages: Sequence[Any]) -> list[staging.Accepted]:
-    """Return what the tasks have staged; the message of one that has failed is None."""
+    """Return the rows that the tasks have staged; the message of a failed task is None."""
     return [each.staged for each in messages if isinstance(each, StagedRows) and each.staged is not None]
 
 

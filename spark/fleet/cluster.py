@@ -1,4 +1,4 @@
-"""The cluster that a fleet uses: its session, what is shipped to its executors, and its cores."""
+"""The cluster that a fleet uses: its session, the files for its executors, and its cores."""
 
 import re
 import zipfile
@@ -27,7 +27,7 @@ EXECUTOR_PYTHON: Final = f"./{ENVIRONMENT_FOLDER}/bin/python"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster whose executors a fleet uses, and what to ship to them.
+    """The cluster whose executors a fleet uses, and the files to ship to them.
 
     Args:
         master: as for `open_session`.
@@ -106,7 +106,7 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
     if match := re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", master):
         return int(match[1]) * int(match[2])
     if is_local(master):
-        return int(_backend(context).totalCores())  # of local[*], what a container gives to Java
+        return int(_backend(context).totalCores())  # for local[*], those that a container gives to Java
     each = _number(conf, "spark.executor.cores", 1)
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         if conf.get("spark.dynamicAllocation.maxExecutors") is not None:
@@ -120,7 +120,7 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
 
 
 def _backend(context: "SparkContext") -> Any:
-    """Return what counts cores for `defaultParallelism`, which is something else if a setting says so."""
+    """Return Spark's counter of cores; `defaultParallelism` would differ if a setting overrides it."""
     return context._jsc.sc().schedulerBackend()
 
 

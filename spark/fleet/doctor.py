@@ -39,12 +39,12 @@ SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | 
 """For each package the oldest supported version, and the first one that is too new (as in `pyproject.toml`)."""
 State = Literal["ok", "failed", "skipped"]
 Look = Callable[[], str]
-"""What a check does: it returns what it found, or raises `CheckFailed`."""
+"""The function of a check, which returns its finding, or raises `CheckFailed`."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found, and what to do if it failed."""
+    """The finding of one check, and the remedy if it failed."""
 
     name: str
     state: State
@@ -53,7 +53,7 @@ class Check:
 
 
 class CheckFailed(Exception):
-    """A check has failed; its arguments are what it found, and what to do."""
+    """A check has failed; the arguments are its finding and the remedy."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Doctor:
                 yield check
 
     def _looks(self) -> dict[str, tuple[Sequence[str], Look]]:
-        """Return the checks by name: the names of those that each needs, and what it does."""
+        """Return for each check its name, the names of the checks that it needs, and its function."""
         session, executors = ("session",), ("session", "executors")
         reaches = executors if self.executors_broker else (*executors, "broker")
         return {
@@ -197,7 +197,7 @@ def java() -> str:
 
 
 def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None) -> list[dict[str, Any]]:
-    """Return what the executors report."""
+    """Return the executors' reports."""
     context = session.sparkContext
     pool = ThreadPoolExecutor(1)
     try:

@@ -122,7 +122,7 @@ def _make_worker(task: LeaseTask, handler: Callable[[Any], Any]) -> Worker | Asy
 
 
 def _start(worker: Worker | AsyncWorker) -> Callable[[float], bool]:
-    """Start a worker.  Return what waits up to some seconds for its end, and tells whether it has ended."""
+    """Start a worker.  Return a function that waits for its end, up to some seconds, and tells whether it has ended."""
     if isinstance(worker, Worker):
         worker.start()
         return worker.wait
@@ -204,7 +204,7 @@ def executor_id() -> str | None:
 
 
 def probe(broker: tuple[str, ...], keys: ClientKeys | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
-    """Yield what `mdp-spark doctor` asks: {"host": …, "python": version, "broker": problem, or None}."""
+    """Yield a report for `mdp-spark doctor`: {"host": …, "python": version, "broker": problem, or None}."""
     for _ in rows:
         pass
     problem = None

@@ -1,4 +1,4 @@
-"""What a fleet serves, and how."""
+"""A fleet's service, handler, brokers and limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ DEFAULT_IDLE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What a fleet serves, and how.  Times are in seconds.
+    """A fleet's service, handler, brokers and limits.  Times are in seconds.
 
     Args:
         handler: MODULE:FUNCTION that handles requests.

@@ -1,4 +1,4 @@
-"""What executors get of a plan: how to send rows, and the SQL function, which sends those of pandas series."""
+"""The executors' side of a plan: the settings for sending rows, and the SQL function over pandas series."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class CallSettings(RowSettings):
         return AsyncClient(self.broker, timeout=self.timeout, key=self.keys)
 
     def through_titanic(self, client: Caller) -> KeyedRows:
-        """Return what sends rows with keys over `client`."""
+        """Return the sender of rows with keys over `client`."""
         return KeyedRows(client, self.headers, self.keep)
 
 

@@ -1,4 +1,4 @@
-"""Values of services with types as columns: which columns fit a request, and what a reply's column holds."""
+"""Columns for services with types: which columns fit a request, and the type of the reply's column."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ...mdp.services.type_parts import show
 
 AnyService = BaseService[Any, Any]
 Shape = tuple[str, Any]
-"""What a reply is made of: `("value", TYPE)`, the shape of what is in an `"optional"`, `"list"` or `"dict"`, or the
+"""The structure of a reply: `("value", TYPE)`, the shape of what is in an `"optional"`, `"list"` or `"dict"`, or the
 fields of an `"object"`: name, shape and, unless it is required, default."""
 
 _SCALARS: Final[Sequence[tuple[type, type, T.DataType, tuple[type, ...]]]] = (
@@ -45,7 +45,7 @@ _OBJECTS: Final = (inspect.StructType, inspect.DataclassType, inspect.TypedDictT
 SLICE_ROWS: Final = 256
 """How many replies become values at a time: more of them would leave the processor's cache and occupy the collector."""
 _NO_VALUE: Final = (msgspec.DecodeError, RecursionError, TypeError, ValueError)
-"""What decoding an outcome raises that has no value: `TypeError` for None and errors, which are no list of frames."""
+"""Raised by decoding an outcome without a value: `TypeError` for None and errors, which are no list of frames."""
 _KEPT: Final = (bytes, datetime, date, Decimal)
 """Values that Arrow takes as they are."""
 
@@ -71,7 +71,7 @@ def check_input(service: AnyService, column: str, found: T.DataType) -> None:
 
 
 def _misfit(expected: inspect.Type, found: T.DataType, column: str) -> str | None:
-    """Return what is wrong with a column whose values are to be of type `expected`."""
+    """Return why a column does not fit values of type `expected`, or None if it does."""
     expected = _without_metadata(expected)
     if isinstance(expected, inspect.AnyType | inspect.CustomType) or isinstance(found, T.NullType):
         return None

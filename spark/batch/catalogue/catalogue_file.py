@@ -74,7 +74,7 @@ class Catalogue:
     roles: dict[str, Role] = field(default_factory=dict)
 
     def role_of(self, request: Request) -> Role:
-        """Return what the sender of a request may use."""
+        """Return the role of a request's sender."""
         if not self.roles or request.admin:
             return EVERYTHING
         return self.roles.get(request.user, Role(request.user))
@@ -91,7 +91,7 @@ class Catalogue:
 
 
 class _Secret(str):
-    """A value from the environment, which is not part of what identifies a catalogue."""
+    """A value from the environment; catalogues that differ only in such values are equal."""
 
     def __repr__(self) -> str:
         return "a secret"

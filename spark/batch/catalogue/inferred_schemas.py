@@ -1,4 +1,4 @@
-"""What Spark inferred of tables of files is remembered, so that opening one again takes a listing, but no Spark job."""
+"""Remember the schemas that Spark has inferred, so that opening a table of files again runs no Spark job."""
 
 import json
 import re

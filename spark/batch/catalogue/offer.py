@@ -1,4 +1,4 @@
-"""What a batch offers its callers until it is reloaded, and the checks of `mdp-spark batch --check`."""
+"""The tables and jobs that a batch offers until it is reloaded, and the checks of `mdp-spark batch --check`."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The catalogue, the functions of the named jobs, and what Spark has inferred of the tables.
+    """The catalogue, the functions of the named jobs, and the schemas that Spark has inferred.
 
     A request keeps the offer that was current when it began.
     """
@@ -57,7 +57,7 @@ def _sorted(value: Any) -> Any:
 def checks(session: "SparkSession", catalogue: Catalogue, jobs: Mapping[str, str]) -> Iterator[tuple[str, bool, str]]:
     """Open each table, catalog and job, those of installed packages as well.
 
-    Yield, one by one, its name, whether it could be opened, and what was found, or the error.
+    Yield, one by one, its name, whether it could be opened, and a description or the error.
     """
     for name, value in catalogue.settings.items():
         session.conf.set(name, value)

@@ -50,7 +50,7 @@ class RequestTables:
         self._register(self.catalogue.tables.values())
 
     def _register(self, tables: Iterable[Table]) -> None:
-        """Register tables that are not yet registered.  One that cannot be read may not be needed: see `explain`."""
+        """Register tables that are not yet registered.  A table that cannot be read is no error yet: see `explain`."""
         for table in tables:
             with self._lock:
                 if table.name in self._registered:

@@ -11,7 +11,7 @@ from ....mdp.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What the callers of a role may use.
+    """The tables and jobs that callers of a role may use.
 
     Args:
         name: The role's name; empty if the broker has no access control.
@@ -45,7 +45,7 @@ class Role:
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """The role's name in errors."""
         return f"role {self.name}" if self.name else "callers without a role"
 
     def refusal(self, *name: str) -> ServiceError:

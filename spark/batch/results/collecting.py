@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TOO_MUCH: Final = "spark.driver.maxResultSize"
-"""The setting that limits what all tasks pass to the driver; Spark's error names it."""
+"""The setting that limits the results of all tasks together; Spark's error names it."""
 FEW_ROWS: Final = 1000
 FEW_BYTES: Final = 256 << 10
 
@@ -77,7 +77,7 @@ def _returns_little(table: "DataFrame") -> bool:
 
 
 def _passed(table: "DataFrame", inline: int) -> Collected:
-    """Run the query in one Spark job, and put together what its tasks pass to the driver."""
+    """Run the query in one Spark job, and join the pieces that its tasks pass to the driver."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.ipc  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def _passed(table: "DataFrame", inline: int) -> Collected:
 
 
 def _run(table: "DataFrame", schema: "pa.Schema", most: int) -> list[dict[str, Any]]:
-    """Return what the tasks return, in the order of the partitions; see `PIECES`."""
+    """Return the tasks' pieces in the order of the partitions; see `PIECES`."""
     from pyspark import cloudpickle  # noqa: PLC0415
 
     cloudpickle.register_pickle_by_value(tasks)  # type: ignore[no-untyped-call]  # executors may not have zmdp

@@ -1,8 +1,8 @@
 """Replies for programs that know only HTTP: rows in the type that they accept.
 
-The HTTP gateway finds `ABOUT` in what the workers say of a service, and sends the type that its caller prefers as the
-header `accept`.  The FINAL is then one frame of that type: JSON has rows as objects, or the value that a job returned,
-and lines of JSON are the events, the last of which is the result:
+The HTTP gateway finds `ABOUT` in the workers' description of a service, and sends the type that its caller prefers as
+the header `accept`.  The FINAL is then one frame of that type: JSON has rows as objects, or the value that a job
+returned, and lines of JSON are the events, the last of which is the result:
 
     {"event": "result", …the description of the result…, "data": rows, the value, or null if `path` is set}
 """
@@ -28,11 +28,11 @@ MEDIA_TYPES: Final = {
 }
 """The types, and the format of the rows in each."""
 ABOUT: Final[dict[str, Any]] = {"media_types": [*MEDIA_TYPES]}
-"""What the workers say of their services."""
+"""Sent by the workers as the description of their services."""
 
 
 def media_type_of(request: Request) -> str | None:
-    """Return the type that the caller wants, or None.  Raises `ServiceError` 422 if there is none such."""
+    """Return the type that the caller wants, or None.  Raises `ServiceError` 422 for an unknown type."""
     kind = request.headers.get("accept")
     if kind is not None and kind not in MEDIA_TYPES:
         raise unprocessable(f"the header accept is {kind[:100]!r}; expected one of {', '.join(MEDIA_TYPES)}")

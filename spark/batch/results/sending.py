@@ -208,4 +208,4 @@ def json_text(value: Any) -> bytes:
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
-"""Converts in C what JSON can represent, and the rest with `plain`."""
+"""Encodes JSON's own types in C, and converts all others with `plain`."""

@@ -1,4 +1,4 @@
-"""What runs on executors to return a query's result: partitions go to the driver, unless they are too large.
+"""Return a query's result from the executors: partitions go to the driver, unless they are too large.
 
 Executors need PyArrow, but not zmdp: PySpark sends them this module's code, so it must not import zmdp.
 """
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECES: Final = "part int, rows bigint, bytes bigint, data binary"
-"""Schema of what the tasks return, one row per partition that is not empty.
+"""Schema of the tasks' results, one row per partition that is not empty.
 
 `data` has the partition as an Arrow IPC stream; if it is too large, there is none, and its rows are counted in part.
 """
