@@ -242,13 +242,13 @@ def test_submit_sql(submit, at, folder):
 
 
 def test_submit_job(submit, at):
-    assert submit(at, "job", "rows", '{"n": 2}')[0] == ['{"id": 0}', '{"id": 1}']
+    assert submit(at, "job", "rows", "--arg", "n=2")[0] == ['{"id": 0}', '{"id": 1}']
     lines, progress = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
     assert "on batch" in progress
     assert "n is 'x'; expected int (" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
     assert "no job named 'nope'" in submit(at, "job", "nope", code=6)[1]
-    assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]
+    assert "unexpected extra argument" in submit(at, "job", "rows", "3", code=2)[1]
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
 
 
@@ -268,7 +268,7 @@ def test_titanic_can_be_queried_as_a_table(submit, at, client):
 
 
 def test_waiting_for_and_cancelling_a_durable_job(submit, command, at, spark, tmp_path):
-    (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
+    (uuid,), _ = submit(at, "job", "gated", "--arg", f"folder={tmp_path}", "--durable", "--detach")
     running_now = task_pids(tmp_path)
     done = command("status", uuid, "--broker", at)
     assert (done.returncode, "has no result yet" in done.stderr.decode()) == (3, True)

@@ -515,7 +515,7 @@ def test_values_that_json_cannot_represent_or_are_too_large(tmp_path):
     with pytest.raises(ServiceError, match="the result has 202 bytes or more; at most 100 bytes can be sent") as raised:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
     assert raised.value.code == 413
-    with pytest.raises(ServiceError, match="return a DataFrame instead, which is written to hdfs://x"):
+    with pytest.raises(ServiceError, match="Return a DataFrame instead, which is written to hdfs://x"):
         Results("hdfs://x/", inline=100).frames("x" * 200, "0" * 16, "json")
 
 
