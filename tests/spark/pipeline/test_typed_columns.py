@@ -33,8 +33,8 @@ from pyspark.sql.types import (
 from zmdp import Service, Streaming
 from zmdp.clients import RequestTimeout
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.pipeline.plan import _arrow_type
 from zmdp.spark.pipeline.typed_columns import ValueColumns, check_input, check_service, reply_type
+from zmdp.spark.python import arrow_type
 
 
 class Colour(enum.Enum):
@@ -229,7 +229,7 @@ class Outer(msgspec.Struct, kw_only=True, rename={"kind": "the kind"}):
 
 
 def test_fields_that_a_reply_lacks_have_their_defaults():
-    kind = _arrow_type(reply_type(Service("s", None, Outer))[0])
+    kind = arrow_type(reply_type(Service("s", None, Outer))[0])
     replies, _, errors = value_columns(Outer, kind)(
         [[b'{"jobs":{"a":[{"path":"x"}]}}'], [b'{"jobs":{},"the kind":"blue"}']]
     )
@@ -254,7 +254,7 @@ def test_values_of_every_type():
         True, None, 1.5, "text", b"\0", datetime(2030, 1, 31, tzinfo=UTC), date(2030, 1, 31), Decimal("1.5"),
         UUID(int=7), Colour.RED, Level.HIGH, {"tag"}, [0.5], {"a": None}, Renamed(5), {"sizes": [None]},
     )  # fmt: skip
-    made = value_columns(Everything, _arrow_type(reply_type(service)[0]))
+    made = value_columns(Everything, arrow_type(reply_type(service)[0]))
     replies, codes, _ = made([service.reply.encode(sent)])
     assert codes.to_pylist() == [200]
     (reply,) = replies.to_pylist()
@@ -273,7 +273,7 @@ class Parts:
 
 def test_parts_of_values_may_be_null_beside_rows_without_a_reply():
     service = Service("s", None, Parts)
-    made = value_columns(Parts, _arrow_type(reply_type(service)[0]))
+    made = value_columns(Parts, arrow_type(reply_type(service)[0]))
     whole = Parts({}, [Resize("a", 1)], {"x": [None, UUID(int=3)]})
     outcomes = [service.reply.encode(whole), None, [b'{"counts":null}'], [b"no"], [b'{"counts":{"a":1}}']]
     replies, codes, _ = made(outcomes)
