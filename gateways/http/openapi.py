@@ -16,7 +16,7 @@ from ...mdp.program.control import SPARK
 from ...mdp.services import About
 from ...mdp.services.examples import example
 from ...mdp.services.schemas import RAW
-from ...titanic.api.options import DurationOption, IntegerOption, Option, TimeOption
+from ...titanic.api.submission import DurationOption, IntegerOption, Option, TimeOption
 from .gateway import Gateway
 from .job_options import QUERY
 from .problems import SERVICE_ERROR

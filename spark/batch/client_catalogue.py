@@ -9,7 +9,7 @@ import click
 
 from ...clients import Client
 from ...clients.console import bodies
-from ...titanic.operator.command.parameters import client_options
+from ...titanic.operator.command.parameter_types import client_options
 from .. import control
 
 

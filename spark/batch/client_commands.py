@@ -24,8 +24,8 @@ from ...mdp.errors import RequestError, SettingError, UnknownTicket
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.api.client import Ticket, Titanic
-from ...titanic.api.options import parse_uuid
-from ...titanic.operator.command.parameters import DURATION, UUID_TYPE, client_options
+from ...titanic.api.submission import parse_uuid
+from ...titanic.operator.command.parameter_types import DURATION, UUID_TYPE, client_options
 from .. import control
 from ..client.events import progress_line, showing
 from ..client.requests import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames

@@ -29,7 +29,7 @@ from ...mdp.errors import SettingError
 from ...mdp.program.control import name_or_default
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
-from ...titanic.operator.command.parameters import DURATION
+from ...titanic.operator.command.parameter_types import DURATION
 from ..parameters import CONF, MASTER, PREFIX, PY_FILES, SPARK_GRACE_SECONDS, name_option
 from ..session import (
     check_installed,

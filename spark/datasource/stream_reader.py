@@ -7,8 +7,8 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...mdp.errors import SettingError
-from ...titanic.contrib.arrow.connection import check_database, open_database
 from ...titanic.contrib.arrow.reading import split_range
+from ...titanic.contrib.arrow.transfer import check_database, open_database
 from ...titanic.db.offsets import NUMBERS, SafeOffset
 from .options import int_option, known_options
 from .reader import READ_OPTIONS, Span, SpanReader

@@ -19,7 +19,7 @@ from ...mdp.errors import SettingError
 from ...titanic.contrib.arrow.rows import ROW_OPTIONS, plan_rows
 from ...titanic.contrib.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
 from ...titanic.db.store import staging
-from ...titanic.server.quota import DEFAULT_MAX_PER_SERVICE
+from ...titanic.server.counters import DEFAULT_MAX_PER_SERVICE
 from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection
 from .options import database_option, int_option, known_options

@@ -24,11 +24,11 @@ from zmdp.titanic import Ticket
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.operator import admin
-from zmdp.titanic.server.attempts import Means
-from zmdp.titanic.server.dispatcher import Dispatcher
-from zmdp.titanic.server.outcomes import Retention, RetryPolicy
+from zmdp.titanic.server.attempt import Means
+from zmdp.titanic.server.counters import Quota
+from zmdp.titanic.server.dispatch import Dispatcher
+from zmdp.titanic.server.outcome import Retention, RetryPolicy
 from zmdp.titanic.server.program import Server
-from zmdp.titanic.server.quota import Quota
 from zmdp.titanic.server.upkeep import Maintenance
 
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 600}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypedDict, get_type_hints
 
 from ...mdp.services import recurrence
 from ...mdp.services.recurrence import Recurrence, RecurrenceError
-from .options import (
+from .submission import (
     OPTIONS,
     ChoiceOption,
     DurationOption,

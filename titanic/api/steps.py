@@ -20,7 +20,7 @@ from ...mdp.backoff import Backoff
 from ...mdp.codes import Code
 from ...mdp.errors import InvalidUUID, TitanicError, UnknownTicket, ZmdpError
 from ...mdp.wire import service_name
-from .options import encode_options, read_uuid
+from .submission import encode_options, read_uuid
 from .uuids import UNKNOWN_UUID, new_uuid
 
 LONG_POLL_SECONDS: Final = 15.0

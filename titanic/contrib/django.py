@@ -37,7 +37,7 @@ from ...workers import current_request
 from ...workers.services import Services
 from ...workers.services.offered import ServiceSettings
 from ..api.frames import unpack
-from ..api.options import encode_options, read_uuid
+from ..api.submission import encode_options, read_uuid
 from ..db.enqueue import enqueue
 from ..operator import admin
 

@@ -9,13 +9,7 @@ from ...mdp.codecs import Codec
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError, TitanicError
 from ...mdp.wire import service_name
-from ..api.options import (
-    OWNER_OPTION,
-    MalformedRequest,
-    SubmissionOptions,
-    encode_options,
-    parse_submission,
-)
+from ..api.submission import OWNER_OPTION, MalformedRequest, SubmissionOptions, encode_options, parse_submission
 from ..api.typed import ServiceOrName, body_of, name_of, options_of
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import Any, Final
 from ...mdp.errors import TitanicError
 from ...mdp.program.logs import counted
 from ...workers import Request
-from ..api.options import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from ..api.schedules import parse_name, parse_schedule
+from ..api.submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from ..api.uuids import new_uuid
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from .dispatcher import Dispatcher
-from .quota import Quota
-from .service import OK, Full, refusal
+from .accept import OK, Full, refusal
+from .counters import Quota
+from .dispatch import Dispatcher
 
 SET_BACK_SECONDS: Final = 1.0
 """A clock that loses so much against the monotonic one within a step was set back."""

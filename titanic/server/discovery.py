@@ -11,7 +11,7 @@ from ...clients import AsyncClient, RequestError, RequestTimeout
 from ...mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
 from ..db import store
 from ..db.group_commit import BatchExecutor, StoreError
-from .dispatcher import Dispatcher
+from .dispatch import Dispatcher
 from .lanes import MAX_CLAIMED, Capacity
 
 DISCOVERY_SECONDS: Final = 0.5

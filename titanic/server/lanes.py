@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ..db import store
-from .attempts import Attempt
+from .attempt import Attempt
 
 PREFETCH_FACTOR: Final = 2
 """Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""

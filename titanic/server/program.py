@@ -17,14 +17,14 @@ from ...workers import AsyncWorker
 from ..db import schema, store
 from ..db.engine import Database, prepare
 from ..db.metrics import Metrics
-from .attempts import Means
-from .callers import MAX_CALLERS, Callers
+from .accept import Service
+from .attempt import Means
+from .counters import DEFAULT_MAX_WAITING, Quota
 from .cron import Scheduler
 from .discovery import Discovery
-from .dispatcher import Dispatcher
-from .outcomes import Retention, RetryPolicy
-from .quota import DEFAULT_MAX_WAITING, Quota
-from .service import Service
+from .dispatch import Dispatcher
+from .fetch import MAX_CALLERS, Callers
+from .outcome import Retention, RetryPolicy
 from .service_schedules import ServiceSchedules
 from .upkeep import Maintenance
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 from ...clients import AsyncClient, RequestError
 from ...mdp.errors import SettingError
 from ...mdp.services import About
-from ..api.options import MalformedRequest, encode_options
 from ..api.schedules import SCHEDULE_OPTIONS, Schedule, parse_schedule
+from ..api.submission import MalformedRequest, encode_options
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
 from .discovery import Discovery
-from .dispatcher import Dispatcher
+from .dispatch import Dispatcher
 
 INTERVAL_SECONDS: Final = 1.0
 """Interval at which services are looked for that are new."""

@@ -9,10 +9,10 @@ from typing import Final
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from .attempts import Attempt
-from .dispatcher import Dispatcher
-from .outcomes import RetryPolicy
-from .quota import Quota
+from .attempt import Attempt
+from .counters import Quota
+from .dispatch import Dispatcher
+from .outcome import RetryPolicy
 
 MAINTENANCE_SECONDS: Final = 0.5
 """Interval of maintenance of the tables."""

@@ -2,7 +2,7 @@
 
 from zmdp.titanic.api.uuids import new_uuid
 from zmdp.titanic.db.store import Claim, Claimed, Lease, Turns
-from zmdp.titanic.server.attempts import Attempt
+from zmdp.titanic.server.attempt import Attempt
 from zmdp.titanic.server.lanes import MAX_CLAIMED, Capacity, Lane
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....mdp.errors import SettingError
-from .bodies import UUID_BYTES, hexadecimal, unpack_bodies
+from .packing import UUID_BYTES, hexadecimal, unpack_bodies
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _FRAMES: Final = pa.list_(pa.binary())

@@ -1,4 +1,4 @@
-"""Check rows that become requests, a column at a time, by the rules for all requests (titanic/api/options.py)."""
+"""Check rows that become requests, a column at a time, by the rules for all requests (titanic/api/submission.py)."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from ....mdp.errors import SettingError
 from ....mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ....mdp.services.submission import MAX_SECONDS
 from ...api.frames import LENGTH
-from ...api.options import (
+from ...api.submission import (
     OPTIONS,
     DurationOption,
     IntegerOption,
@@ -29,7 +29,7 @@ from ...api.options import (
     encode_options,
     parse_submission,
 )
-from .bodies import UUID_BYTES, binary, pack_bodies
+from .packing import UUID_BYTES, binary, pack_bodies
 
 MAX_CHUNK_BYTES: Final = 8 << 20
 """About the maximum size of the rows staged in one transaction, unless one row has more."""

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ....mdp.services.recurrence import RecurrenceError
-from ...api.options import Submission
 from ...api.schedules import MAX_OCCURRENCES, Due, Schedule, due
+from ...api.submission import Submission
 from ...api.uuids import new_uuid
 from .acceptance import accept
 from .leases import Clock

@@ -10,7 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from ...api.options import read_uuid
+from ...api.submission import read_uuid
 from ...db import schema
 from .. import admin
 

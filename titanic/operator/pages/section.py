@@ -18,12 +18,12 @@ from ....dashboard.shell import Action, NotFoundError, Page, Section, View
 from ....dashboard.tables import Column, Table, table
 from ....mdp.histogram import Histogram
 from ...api.frames import unpack
-from ...api.options import read_uuid
+from ...api.submission import read_uuid
 from ...db.store.models import NOT_ENDED, STATES
 from .. import admin
+from .charts import Look, charts, new_history
 from .collector import TitanicCollector
 from .database import MAX_PARTS, AdminDatabase, DatabaseError
-from .history import Look, charts, new_history
 
 INTERVAL_SECONDS: Final = 1.0
 """How often it looks."""

@@ -7,7 +7,7 @@
 A request belongs to the role that submitted it, which the broker tells.  To other roles, except admins, it is unknown.
 
 400 and 500 mean that nothing was changed.  Callers that speak X1 get a text with the code, and a frame with a name for
-the reason; others get the bare code, which third-party programs compare (C37).  `titanic/api/options.py` has the
+the reason; others get the bare code, which third-party programs compare (C37).  `titanic/api/submission.py` has the
 options.
 """
 
@@ -22,20 +22,14 @@ from ...mdp.codes import Code
 from ...mdp.errors import TitanicError
 from ...workers import Last, Request
 from ..api.frames import unpack
-from ..api.options import (
-    Submission,
-    asks_for_reply,
-    parse_close,
-    parse_reply_request,
-    parse_submission,
-)
+from ..api.submission import Submission, asks_for_reply, parse_close, parse_reply_request, parse_submission
 from ..api.uuids import UNKNOWN_UUID
 from ..db import store
 from ..db.engine import Database
 from ..db.metrics import Metrics
-from .callers import Callers
-from .dispatcher import Dispatcher
-from .quota import Quota
+from .counters import Quota
+from .dispatch import Dispatcher
+from .fetch import Callers
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"

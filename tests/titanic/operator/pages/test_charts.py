@@ -6,7 +6,7 @@ import pytest
 
 from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.operator.pages import section
-from zmdp.titanic.operator.pages.history import Look, charts, new_history
+from zmdp.titanic.operator.pages.charts import Look, charts, new_history
 
 
 def stats(**states):

@@ -12,15 +12,15 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from ..api.options import Submission
+from ..api.submission import Submission
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
 from ..db.metrics import Metrics
-from .attempts import Attempt, Means
+from .attempt import Attempt, Means
+from .counters import Quota
 from .lanes import NO_CAPACITY, Capacity, Lane
-from .outcomes import AttemptResult, log_fields
-from .quota import Quota
+from .outcome import AttemptResult, log_fields
 
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""

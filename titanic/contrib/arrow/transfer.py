@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection, Engine
 from ....mdp.errors import SettingError, TitanicError
 from ....mdp.program.extras import install_command
 from ...db import postgresql, schema
-from .bodies import UUID_BYTES, hexadecimal
 from .columns import BODY_COLUMNS
+from .packing import UUID_BYTES, hexadecimal
 
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement

@@ -27,16 +27,8 @@ from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from ..api.frames import pack, unpack
 from ..db import store
 from ..db.group_commit import BatchExecutor
-from .callers import Callers
-from .outcomes import (
-    BACKOFF_SECONDS,
-    AttemptResult,
-    RetryPolicy,
-    fits,
-    log_fields,
-    request_id,
-    transient_pause,
-)
+from .fetch import Callers
+from .outcome import BACKOFF_SECONDS, AttemptResult, RetryPolicy, fits, log_fields, request_id, transient_pause
 
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""

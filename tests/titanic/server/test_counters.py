@@ -1,6 +1,6 @@
 """How much room there is for requests."""
 
-from zmdp.titanic.server.quota import Quota
+from zmdp.titanic.server.counters import Quota
 
 
 def test_what_a_service_has_beyond_its_share_takes_no_room_from_others():

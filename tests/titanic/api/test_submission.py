@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import Titanic
 from zmdp.titanic.api.frames import unpack
-from zmdp.titanic.api.options import (
+from zmdp.titanic.api.submission import (
     MAX_FROM,
     MAX_KEY_BYTES,
     MAX_PRIORITY,
@@ -35,7 +35,7 @@ from zmdp.titanic.api.options import (
     parse_submission,
     parse_uuid,
 )
-from zmdp.titanic.operator.command.parameters import flag
+from zmdp.titanic.operator.command.parameter_types import flag
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES
 
 NOW = 1_800_000_000.0

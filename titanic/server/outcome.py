@@ -19,7 +19,7 @@ from ...mdp.tracing import REQUEST_ID, shown_id
 from ..api.frames import pack
 from ..db import store
 from ..db.metrics import Metrics
-from ..db.store.maintenance import MAX_BACKOFF_SECONDS
+from ..db.store.upkeep import MAX_BACKOFF_SECONDS
 
 BACKOFF_SECONDS: Final = (0.5, 60.0)
 """The first and the longest pause before another attempt; each is twice as long as the one before."""
