@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from support.processes import eventually
 
 from zmdp.titanic import enqueue
-from zmdp.titanic.api.frames import pack, unpack
+from zmdp.titanic.api.submission import pack, unpack
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.store import tables
 

@@ -15,8 +15,7 @@ from support.titanics import StoppedClock, running_bench, serving
 
 from zmdp.clients import Client
 from zmdp.titanic import Titanic
-from zmdp.titanic.api.frames import pack
-from zmdp.titanic.api.submission import Submission
+from zmdp.titanic.api.submission import Submission, pack
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.store import tables as sql
 

@@ -22,9 +22,8 @@ from ...clients import AsyncClient, Client, Reply
 from ...mdp.codecs import Codec
 from ...mdp.errors import SettingError
 from ...mdp.services import Service, Streaming
-from .steps import Conversation, uuid_text
+from .steps import FRAMES, Conversation, Reader, ServiceOrName, body_of, name_of, options_of, reader_of, uuid_text
 from .submission import SubmissionOptions
-from .typed import FRAMES, Reader, ServiceOrName, body_of, name_of, options_of, reader_of
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741

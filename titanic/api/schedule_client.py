@@ -8,9 +8,8 @@ from ...clients import Client
 from ...mdp.wire import service_name
 from .client import Titanic, _completed
 from .schedules import SCHEDULE_OPTIONS, ScheduleOptions
-from .submission import encode_options
-from .typed import ServiceOrName, body_of, name_of, options_of
-from .uuids import new_uuid
+from .steps import ServiceOrName, body_of, name_of, options_of
+from .submission import encode_options, new_uuid
 
 
 class Schedules:

@@ -22,9 +22,9 @@ from .submission import (
     Submission,
     TextOption,
     check_names,
+    new_uuid,
     parse_submission,
 )
-from .uuids import new_uuid
 
 POLICIES: Final = ("skip", "once", "all")
 MISSED_SECONDS: Final = 60.0

@@ -21,9 +21,15 @@ from uuid import UUID
 from ...mdp.codes import Code
 from ...mdp.errors import TitanicError
 from ...workers import Last, Request
-from ..api.frames import unpack
-from ..api.submission import Submission, asks_for_reply, parse_close, parse_reply_request, parse_submission
-from ..api.uuids import UNKNOWN_UUID
+from ..api.submission import (
+    UNKNOWN_UUID,
+    Submission,
+    asks_for_reply,
+    parse_close,
+    parse_reply_request,
+    parse_submission,
+    unpack,
+)
 from ..db import store
 from ..db.engine import Database
 from ..db.metrics import Metrics

@@ -24,7 +24,7 @@ from ...clients.calls.call import Call, Outcome
 from ...clients.rows.calls import LIMITED
 from ...mdp.codes import Code
 from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced
-from ..api.frames import pack, unpack
+from ..api.submission import pack, unpack
 from ..db import store
 from ..db.group_commit import BatchExecutor
 from .fetch import Callers

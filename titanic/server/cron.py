@@ -14,8 +14,7 @@ from ...mdp.errors import TitanicError
 from ...mdp.program.logs import counted
 from ...workers import Request
 from ..api.schedules import parse_name, parse_schedule
-from ..api.submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
-from ..api.uuids import new_uuid
+from ..api.submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names, new_uuid
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError

@@ -16,7 +16,7 @@ from ...mdp.backoff import doubled, jittered
 from ...mdp.codes import Code
 from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ...mdp.tracing import REQUEST_ID, shown_id
-from ..api.frames import pack
+from ..api.submission import pack
 from ..db import store
 from ..db.metrics import Metrics
 from ..db.store.upkeep import MAX_BACKOFF_SECONDS

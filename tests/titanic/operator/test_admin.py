@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from zmdp.titanic.api.frames import pack
+from zmdp.titanic.api.submission import pack
 from zmdp.titanic.db import store
 from zmdp.titanic.db.store import tables as sql
 from zmdp.titanic.db.store.models import STATES

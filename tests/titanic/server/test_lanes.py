@@ -1,6 +1,6 @@
 """How many requests a service gets."""
 
-from zmdp.titanic.api.uuids import new_uuid
+from zmdp.titanic.api.submission import new_uuid
 from zmdp.titanic.db.store import Claim, Claimed, Lease, Turns
 from zmdp.titanic.server.attempt import Attempt
 from zmdp.titanic.server.lanes import MAX_CLAIMED, Capacity, Lane

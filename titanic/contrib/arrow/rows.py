@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from ....mdp.errors import SettingError
 from ....mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ....mdp.services.submission import MAX_SECONDS
-from ...api.frames import LENGTH
 from ...api.submission import (
+    LENGTH_BYTES,
     OPTIONS,
     DurationOption,
     IntegerOption,
@@ -140,7 +140,7 @@ def _bodies(values: pa.Array) -> Checked:
     if not pc.all(valid).as_py():
         return values, valid
     packed = pack_bodies(values)
-    sizes = pc.subtract(pc.binary_length(packed), pc.multiply(counts, LENGTH))
+    sizes = pc.subtract(pc.binary_length(packed), pc.multiply(counts, LENGTH_BYTES))
     return packed, pc.less_equal(sizes, MAX_BODY)
 
 
@@ -316,8 +316,8 @@ def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def new_uuids(count: int) -> pa.Array:
-    """Return new UUIDs like those of titanic/api/uuids.py, as bytes, in ascending order, which halves the time that
-    PostgreSQL needs to index them."""
+    """Return new UUIDs like those of `new_uuid`, as bytes, in ascending order, which halves the time that PostgreSQL
+    needs to index them."""
     made = np.frombuffer(os.urandom(UUID_BYTES * count), np.uint8).reshape(count, UUID_BYTES).copy()
     made[:, :6] = np.frombuffer((time.time_ns() // 1_000_000).to_bytes(6, "big"), np.uint8)
     made[:, 6] = made[:, 6] & 0x0F | 0x70

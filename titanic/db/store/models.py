@@ -1,7 +1,7 @@
 """The tables: requests, PARTIALs of their replies, callers' keys, schedules, leases of Titanics, and what Spark writes.
 
 Times are seconds since 1970 (UTC), with which both databases can calculate.  Bodies are packed frames
-(`titanic/api/frames.py`).  All names begin with `titanic_`, because a program may have its own in the database.
+(`titanic/api/submission.py`).  All names begin with `titanic_`, because a program may have its own in the database.
 
 A request goes through these states:
 

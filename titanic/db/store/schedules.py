@@ -12,8 +12,7 @@ from sqlalchemy.engine import Connection
 
 from ....mdp.services.recurrence import RecurrenceError
 from ...api.schedules import MAX_OCCURRENCES, Due, Schedule, due
-from ...api.submission import Submission
-from ...api.uuids import new_uuid
+from ...api.submission import Submission, new_uuid
 from .acceptance import accept
 from .leases import Clock
 from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects

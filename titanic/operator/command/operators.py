@@ -20,7 +20,7 @@ from ....clients.console import bodies
 from ....mdp.cli.console import EXIT_CODES, Decorator, Group, Number, options, printable
 from ....mdp.errors import SettingError, UnknownTicket
 from ....mdp.program.logs import counted
-from ...api.frames import unpack
+from ...api.submission import unpack
 from ...db import schema
 from ...db.store.models import ENDED, NOT_ENDED, STATES
 from .. import admin

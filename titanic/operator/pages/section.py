@@ -17,8 +17,7 @@ from ....dashboard.formats import link, number, seconds
 from ....dashboard.shell import Action, NotFoundError, Page, Section, View
 from ....dashboard.tables import Column, Table, table
 from ....mdp.histogram import Histogram
-from ...api.frames import unpack
-from ...api.submission import read_uuid
+from ...api.submission import read_uuid, unpack
 from ...db.store.models import NOT_ENDED, STATES
 from .. import admin
 from .charts import Look, charts, new_history
