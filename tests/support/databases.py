@@ -11,7 +11,7 @@ from support.processes import eventually
 from zmdp.titanic import enqueue
 from zmdp.titanic.api.submission import pack, unpack
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store import tables
+from zmdp.titanic.db.store import models as tables
 
 COUNT_ROWS = """
     SELECT service, state, count(*), sum(attempts), sum(deaths) FROM titanic_requests GROUP BY service, state

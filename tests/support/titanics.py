@@ -22,10 +22,9 @@ from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.titanic import Ticket
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.operator import admin
 from zmdp.titanic.server.attempt import Means
-from zmdp.titanic.server.counters import Quota
+from zmdp.titanic.server.counters import Metrics, Quota
 from zmdp.titanic.server.dispatch import Dispatcher
 from zmdp.titanic.server.outcome import Retention, RetryPolicy
 from zmdp.titanic.server.program import Server

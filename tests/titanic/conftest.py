@@ -17,7 +17,7 @@ from zmdp.clients import Client
 from zmdp.titanic import Titanic
 from zmdp.titanic.api.submission import Submission, pack
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store import tables as sql
+from zmdp.titanic.db.store import models as sql
 
 NOW = 1_800_000_000.0
 

@@ -14,8 +14,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError, TitanicError
 from ..db import schema
-from ..db.store.models import ENDED_SEQUENCE, Base
-from ..db.store.tables import COUNTERS, KEYS, PARTS, REQUESTS, SCHEDULES
+from ..db.store.models import COUNTERS, ENDED_SEQUENCE, KEYS, PARTS, REQUESTS, SCHEDULES, Base
 
 PAGES_AT_ONCE: Final = 1024
 """Pages that are copied before Python looks whether somebody has interrupted it."""

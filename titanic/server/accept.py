@@ -32,8 +32,7 @@ from ..api.submission import (
 )
 from ..db import store
 from ..db.engine import Database
-from ..db.metrics import Metrics
-from .counters import Quota
+from .counters import Metrics, Quota
 from .dispatch import Dispatcher
 from .fetch import Callers
 

@@ -16,9 +16,8 @@ from ..api.submission import Submission
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from ..db.metrics import Metrics
 from .attempt import Attempt, Means
-from .counters import Quota
+from .counters import Metrics, Quota
 from .lanes import NO_CAPACITY, Capacity, Lane
 from .outcome import AttemptResult, log_fields
 

@@ -18,8 +18,8 @@ from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ...mdp.tracing import REQUEST_ID, shown_id
 from ..api.submission import pack
 from ..db import store
-from ..db.metrics import Metrics
 from ..db.store.upkeep import MAX_BACKOFF_SECONDS
+from .counters import Metrics
 
 BACKOFF_SECONDS: Final = (0.5, 60.0)
 """The first and the longest pause before another attempt; each is twice as long as the one before."""

@@ -16,10 +16,9 @@ from ...mdp.transport.brokers import checked_brokers
 from ...workers import AsyncWorker
 from ..db import schema, store
 from ..db.engine import Database, prepare
-from ..db.metrics import Metrics
 from .accept import Service
 from .attempt import Means
-from .counters import DEFAULT_MAX_WAITING, Quota
+from .counters import DEFAULT_MAX_WAITING, Metrics, Quota
 from .cron import Scheduler
 from .discovery import Discovery
 from .dispatch import Dispatcher
@@ -176,7 +175,7 @@ class Server:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
             client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
-            database = Database(self._engine, self._clock, self.metrics)
+            database = Database(self._engine, self._clock, self.metrics.commits)
             ending.push_async_callback(database.close)
             rooms = self._rooms = self._connect(client, database)
             workers = self._workers = [

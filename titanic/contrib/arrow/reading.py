@@ -14,8 +14,7 @@ from sqlalchemy.engine import Engine
 
 from ....mdp.errors import SettingError
 from ....mdp.wire import valid_service
-from ...db.store.models import STATES
-from ...db.store.tables import R
+from ...db.store.models import STATES, R
 from .columns import check_columns, convert_batch, stored
 from .rows import time_option
 from .transfer import check_database, connect_arrow, open_database

@@ -5,9 +5,8 @@ within the transaction, because a busy database may begin that much later.
 """
 
 from .acceptance import accept
-from .claims import Claim, Claimed, Turns, claim
+from .claims import Claim, Claimed, Clock, Lease, Turns, claim
 from .counts import count_waiting
-from .leases import Clock, Lease
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import (
     Fetched,

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from ...api.submission import Submission
 from .bulk import Bulk, as_uuid
-from .tables import KEYS, REQUESTS, K, R, for_both_dialects, is_in
+from .models import KEYS, REQUESTS, K, R, for_both_dialects, is_in
 
 
 def _enter_key(insert: Any) -> sa.Executable:

@@ -14,8 +14,8 @@ from ....mdp.services.recurrence import RecurrenceError
 from ...api.schedules import MAX_OCCURRENCES, Due, Schedule, due
 from ...api.submission import Submission, new_uuid
 from .acceptance import accept
-from .leases import Clock
-from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects
+from .claims import Clock
+from .models import REQUESTS, SCHEDULES, R, S, for_both_dialects
 
 MAX_FIRED: Final = 500
 """Maximum number of schedules, and of requests, in one transaction: what one has missed must not hold up others."""

@@ -14,8 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from ....mdp.errors import TitanicError
-from .models import Staged, Staging, Written
-from .tables import KEYS, REQUESTS, K
+from .models import KEYS, REQUESTS, K, Staged, Staging, Written
 
 STAGING: Final = cast(sa.Table, Staging.__table__)
 STAGED: Final = cast(sa.Table, Staged.__table__)

@@ -9,9 +9,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from .claims import Clock, Lease, is_invalid, renew
 from .counts import count_waiting, fold
-from .leases import Clock, Lease, is_invalid, renew
-from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
+from .models import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
 SWEEP_ROWS: Final = 200
 """How many rows of a kind are changed or deleted at a time."""

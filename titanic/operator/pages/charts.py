@@ -8,7 +8,7 @@ from ....dashboard.charts import Chart, chart
 from ....dashboard.formats import number, seconds
 from ....dashboard.history import SPAN_SECONDS, STEP_SECONDS, History
 from ....mdp.histogram import Histogram
-from ...db.metrics import OK
+from ...server.counters import OK
 
 STATES: Final = ("pending", "running", "delayed")
 """The states that are shown: how many are done or failed says little about an hour."""

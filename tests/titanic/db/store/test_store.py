@@ -18,7 +18,7 @@ from zmdp.titanic.api.schedules import parse_schedule
 from zmdp.titanic.api.submission import MAX_FROM, Submission
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.store import counts, replies, upkeep
-from zmdp.titanic.db.store import tables as sql
+from zmdp.titanic.db.store import models as sql
 from zmdp.titanic.operator import admin
 
 NOW = 1_800_000_000.0

@@ -21,7 +21,7 @@ from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.api.submission import pack
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store.tables import R
+from zmdp.titanic.db.store.models import R
 from zmdp.titanic.operator.pages.database import AdminDatabase
 from zmdp.workers import ServiceError, Worker
 
