@@ -18,9 +18,10 @@ from ..api.submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from .accept import OK, Full, refusal
+from .accept import Full
 from .counters import Quota
 from .dispatch import Dispatcher
+from .fetch import OK, refusal
 
 SET_BACK_SECONDS: Final = 1.0
 """A clock that loses so much against the monotonic one within a step was set back."""

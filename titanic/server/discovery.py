@@ -11,8 +11,7 @@ from ...clients import AsyncClient, RequestError, RequestTimeout
 from ...mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
 from ..db import store
 from ..db.group_commit import BatchExecutor, StoreError
-from .dispatch import Dispatcher
-from .lanes import MAX_CLAIMED, Capacity
+from .dispatch import MAX_CLAIMED, Capacity, Dispatcher
 
 DISCOVERY_SECONDS: Final = 0.5
 """Interval at which the broker is asked which services have workers."""

@@ -7,9 +7,11 @@ handler's answer, even an error, is the outcome; but errors are retried if the s
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 from ...clients import RequestError, RequestRejected, ServiceError
 from ...mdp.backoff import doubled, jittered
@@ -18,8 +20,10 @@ from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ...mdp.tracing import REQUEST_ID, shown_id
 from ..api.submission import pack
 from ..db import store
+from ..db.group_commit import BatchExecutor
 from ..db.store.upkeep import MAX_BACKOFF_SECONDS
-from .counters import Metrics
+from .counters import Metrics, Quota
+from .fetch import Callers
 
 BACKOFF_SECONDS: Final = (0.5, 60.0)
 """The first and the longest pause before another attempt; each is twice as long as the one before."""
@@ -131,6 +135,76 @@ class RetryPolicy:
         """Return that another attempt follows in `pause` seconds.  `error` is why this one failed."""
         text = None if error is None else error.replace("\0", "?")
         return store.Reschedule(id_, self._holder, attempt, self._clock.now() + pause, failures, text, deaths)
+
+
+class Outcomes:
+    """Stores what attempts result in, and tells the callers that wait for it.
+
+    Args:
+        writer: Stores it.
+        retries: Decides what follows an attempt.
+        callers: Those that wait.
+        quota: Told of each request that has ended.
+        metrics: Counts outcomes and retries.
+    """
+
+    def __init__(
+        self, writer: BatchExecutor, retries: RetryPolicy, callers: Callers, quota: Quota, metrics: Metrics
+    ) -> None:
+        self._writer = writer
+        self.retries = retries
+        self._callers = callers
+        self._quota = quota
+        self._metrics = metrics
+        self.unstored = 0
+        """Results that are not stored yet."""
+        self.unstored_bytes = 0
+        """Size of their replies."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the database fails to store what it must accept."""
+        return self._writer.failing
+
+    def add_partial(self, claimed: store.Claimed, number: int, body: bytes, stored: Callable[[int], None]) -> None:
+        """Store a PARTIAL, and then call `stored` with its size."""
+        saved = store.Partial(claimed.id, claimed.attempt, number, body)
+        done = partial(self._partial_stored, claimed.uuid, len(body), stored)
+        self._writer.insist(store.add_partials, saved, done)
+
+    def _partial_stored(self, uuid: UUID, size: int, stored: Callable[[int], None], _: None) -> None:
+        self._callers.progressed(uuid)
+        stored(size)
+
+    def record(self, claimed: store.Claimed, result: AttemptResult, stored: Callable[[AttemptResult], None]) -> None:
+        """Store the result of an attempt, and then call `stored` with it."""
+        self.unstored += 1
+        self.unstored_bytes += _size(result)
+        work: Any = store.finish if isinstance(result, store.Outcome) else store.reschedule
+        self._writer.insist(work, result, partial(self._stored, claimed, result, stored))
+
+    def _stored(
+        self,
+        claimed: store.Claimed,
+        result: AttemptResult,
+        stored: Callable[[AttemptResult], None],
+        current: bool | None,
+    ) -> None:
+        """Tell of a result that was stored; of an outcome only if its attempt was `current`."""
+        self.unstored -= 1
+        self.unstored_bytes -= _size(result)
+        if isinstance(result, store.Outcome):
+            self._quota.add(claimed.service, -1)
+            self._metrics.ended(result.code)
+            self._callers.ended(claimed.uuid, result if current else None)
+        else:
+            self._metrics.retries += 1
+            self._callers.progressed(claimed.uuid)
+        stored(result)
+
+
+def _size(result: AttemptResult) -> int:
+    return len(result.reply or b"") if isinstance(result, store.Outcome) else 0
 
 
 def request_id(claimed: store.Claimed, headers: Any) -> str:
