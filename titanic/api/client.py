@@ -28,14 +28,14 @@ from .submission import SubmissionOptions
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
-"""What a reply's FINAL is read as."""
+"""The type that a reply's FINAL is read as."""
 P = TypeVar("P")
-"""What its PARTIALs are read as."""
+"""The type that its PARTIALs are read as."""
 T = TypeVar("T")
 
 
 class TicketOptions(SubmissionOptions, total=False):
-    """What `submit` takes by name."""
+    """The options of `submit`."""
 
     headers: Mapping[str, str] | None
 
@@ -521,7 +521,7 @@ class AsyncTicket(Generic[R, P]):
 
 
 class _Blocking:
-    """What `Conversation` needs of a client, by one for threads: these coroutines block, so they never suspend."""
+    """A `Client` as `Conversation` needs it: its coroutines block, so they never suspend."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

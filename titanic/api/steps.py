@@ -64,7 +64,7 @@ class Caller(Protocol):
 
 
 class Conversation:
-    """What a caller says to Titanic through a client; `sleep` waits for seconds."""
+    """The requests of one client to Titanic's services; `sleep` waits for seconds."""
 
     def __init__(self, caller: Caller, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._caller = caller
@@ -275,7 +275,7 @@ def _no_reply(uuid: str, timeout: float) -> RequestTimeout:
 
 
 class Reader(NamedTuple):
-    """What a ticket makes of the reply's FINAL, and of each PARTIAL."""
+    """How a ticket reads the reply's FINAL, and each PARTIAL."""
 
     final: Callable[[Reply], Any]
     part: Callable[[Reply], Any]

@@ -30,7 +30,7 @@ SERVICE_PREFIX: Final = b"titanic."
 MAX_KEY_BYTES: Final = 255
 MAX_GROUP_BYTES: Final = 255
 HEADERS_RESERVE_BYTES: Final = 1000
-"""What Titanic may add to a request's options when it sends the request on: a trace context and the owner."""
+"""Room for what Titanic adds to a request's options when it sends the request on: a trace context and the owner."""
 MAX_FROM: Final = 1_000_000_000
 UNKNOWN_UUID: Final = "unknown-uuid"
 """The reason that Titanic gives if it has no such request, or another owner has it."""
@@ -336,7 +336,7 @@ def _check_combination(options: Mapping[str, Any]) -> None:
         raise MalformedRequest("delay and at cannot be combined: set only one of them")
 
 
-# ── what the services receive ────────────────────────────────────────────────────────────────────────────────────────
+# ── requests to the services ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Submission(NamedTuple):
@@ -386,8 +386,6 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         raise MalformedRequest(f"{service.decode()} cannot be called through Titanic: call it directly")
     if sum(map(len, body)) > MAX_BODY or len(body) > MAX_BODY_FRAMES:
         raise MalformedRequest(f"the body is too large: at most {MAX_BODY} bytes in {MAX_BODY_FRAMES} frames")
-    if not options:
-        return Submission(new_uuid(), service.decode(), pack(body), now, now, owner=owner)
     values = _parse_options(options)
     delay, at, key_ttl = values.pop("delay", 0.0), values.pop("at", now), values.pop("key_ttl", None)
     return Submission(
@@ -513,14 +511,12 @@ def _parse_headers(value: Any) -> str | None:
     return json.dumps(headers) if headers else None
 
 
-# ── what the database stores ─────────────────────────────────────────────────────────────────────────────────────────
+# ── stored values ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def pack(frames: Sequence[bytes]) -> bytes:
     """Return the frames of a body as one value: for each its length, four bytes big-endian, then the frame."""
-    if len(frames) == 1:
-        return len(frames[0]).to_bytes(LENGTH_BYTES, "big") + frames[0]
-    return b"".join(part for frame in frames for part in (len(frame).to_bytes(LENGTH_BYTES, "big"), frame))
+    return b"".join([part for frame in frames for part in (len(frame).to_bytes(LENGTH_BYTES, "big"), frame)])
 
 
 def unpack(packed: bytes) -> list[bytes]:

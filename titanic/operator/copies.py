@@ -26,7 +26,7 @@ _MOVED: Final = (REQUESTS, PARTS, KEYS, SCHEDULES, Base.metadata.tables["titanic
 """The tables whose rows are moved.  Leases end, PostgreSQL keeps the counts itself and has an identity of its own, and
 what Spark has staged is not accepted yet, so Spark writes it again."""
 _SIDECARS: Final = ("-wal", "-shm", "-journal")
-"""What SQLite adds to a file's name for files that it would take for a part of the database."""
+"""The endings of files that SQLite would take for a part of the database beside them."""
 
 
 # ── a backup ─────────────────────────────────────────────────────────────────────────────────────────────────────────

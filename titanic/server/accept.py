@@ -43,7 +43,7 @@ class Submissions:
         quota: Says whether there is room for more.
         dispatcher: Executes them.
         replies: Answers callers that submit a request and wait for its reply.
-        callers: Those that wait.
+        callers: The callers that wait.
         metrics: Counts requests that are rejected.
     """
 
@@ -99,7 +99,7 @@ class Submissions:
                     return final(request, found)
 
     async def _accept(self, wanted: Submission) -> UUID | None:
-        """Store a request, and return what `store.accept` does.  Raises `StoreError`."""
+        """Store a request, and return its UUID, as `store.accept` does.  Raises `StoreError`."""
         database = self._database
         uuid = await (database.writer if wanted.key is None else database.keyed).submit(store.accept, wanted)
         self._dispatcher.accepted([wanted], [uuid])

@@ -54,8 +54,8 @@ class Attempt:
     Args:
         claimed: The request.
         client: Sends it.
-        outcomes: Decides what follows, and stores it.
-        slots: What the attempt occupies until then.
+        outcomes: Decides the result, and stores it.
+        slots: Where the attempt occupies a slot until then.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
-"""What one Titanic counts: the requests that have not ended, of which there may be so many, and what has happened.
+"""The counters of one Titanic: its quota of requests that have not ended, and its metrics since it started.
 
-Counting happens in the event loop and in the database's threads, and another thread may read the metrics at any time:
-each number by itself is right.  docs/how-to/operations.md explains them, and those that are counted in the database.
+The event loop and the database's threads count, and another thread may read the metrics at any time: each number by
+itself is right.  docs/how-to/operations.md explains them, and the metrics that are counted in the database.
 """
 
 import time

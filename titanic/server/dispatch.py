@@ -38,10 +38,10 @@ log = logging.getLogger("zmdp.titanic")
 
 
 class Capacity(NamedTuple):
-    """What a service can take at a time."""
+    """How many requests a service can take at a time."""
 
     credit: int = 0
-    """How many requests its workers take, or its limits let start soon."""
+    """The credit of its workers, or how many requests its limits let start soon."""
     per_group: int | None = None
     """The same for each group; None without limits of groups."""
 
@@ -82,7 +82,7 @@ class Lane:
         self.ahead = 0
         """How many requests to claim beyond those that are sent to the broker."""
 
-    # ── what there is to claim ───────────────────────────────────────────────────────────────────────────────────────
+    # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def look(self, *, grouped: bool) -> None:
         """Note that the database has requests for the service; `grouped`, if some have a group."""
@@ -100,7 +100,7 @@ class Lane:
         return self.room - self.held
 
     def turns(self) -> store.Turns | None:
-        """Return what a claim needs if groups take turns."""
+        """Return the turns of groups for a claim, or None if no request has a group."""
         room = self.group_room
         if not self.grouped and room is None:
             return None
@@ -183,7 +183,7 @@ class Dispatcher:
         outcomes: Stores the results of attempts to execute them.
         quota: Told of each request that was accepted.
         metrics: Counts requests and attempts.
-        lease: Until when claimed requests belong to this Titanic.
+        lease: This Titanic's lease on the requests that it claims.
     """
 
     def __init__(
@@ -218,16 +218,16 @@ class Dispatcher:
 
     @property
     def offered(self) -> Mapping[str, Capacity]:
-        """The services that have workers, and what these take at a time."""
+        """The services that have workers, and how many requests these can take at a time."""
         return self._offered
 
     @property
     def lanes(self) -> Mapping[str, Lane]:
-        """The services for which there is something to do."""
+        """The services that have requests, by name."""
         return self._lanes
 
     def offer(self, offered: dict[str, Capacity]) -> None:
-        """Set which services have workers, and what these take at a time."""
+        """Set which services have workers, and how many requests these can take at a time."""
         self._offered = offered
         for lane in list(self._lanes.values()):
             lane.capacity = offered.get(lane.service, NO_CAPACITY)
@@ -241,7 +241,7 @@ class Dispatcher:
         return lane
 
     def observe(self, seconds: float) -> None:
-        """Adapt to what happened in the last `seconds`, and forget services for which there is nothing to do."""
+        """Adapt lanes to the rate in the last `seconds`, and forget services for which there is nothing to do."""
         for lane in list(self._lanes.values()):
             lane.observe(seconds)
             if lane.idle:
@@ -322,7 +322,7 @@ class Dispatcher:
             self.look.set()
         self._fill(self.lane(attempt.claimed.service))
 
-    # ── what is running ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def running(self) -> Mapping[int, Attempt]:
@@ -357,7 +357,7 @@ class Dispatcher:
             self._none_running.set()
 
     def counts(self) -> dict[str, Any]:
-        """Return what there is now, by name, ready for JSON.  Any thread may call it."""
+        """Return the current numbers of requests and services, ready for JSON.  Any thread may call it."""
         return {
             "claimed": len(self._running),
             "in_flight": sum(lane.in_flight for lane in self._lanes.copy().values()),

@@ -123,7 +123,7 @@ class Callers:
         self._submitting: dict[Waiter, None] = {}
         """The callers of `titanic.request` that wait for a reply, the longest-waiting first."""
         self._fetching: dict[Waiter, None] = {}
-        """Those of `titanic.reply`."""
+        """The callers of `titanic.reply`."""
         self._anyone = asyncio.Event()
         """Set while somebody waits."""
         self._ending = False
@@ -213,7 +213,7 @@ class Replies:
 
     Args:
         reader: Executes statements that read.
-        callers: Those that wait.
+        callers: The callers that wait.
     """
 
     def __init__(self, reader: BatchExecutor, callers: Callers) -> None:

@@ -1,4 +1,4 @@
-"""What follows an attempt to execute a request: its outcome, or another attempt.
+"""Results of attempts to execute requests: an outcome, or another attempt later.  They are decided and stored here.
 
 Attempts that end with the death of a worker, a broker or a Titanic are repeated, unless they cost too many workers.  A
 handler's answer, even an error, is the outcome; but errors are retried if the submitter has asked for it.
@@ -36,7 +36,7 @@ TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORK
 the broker reports as lost count towards `max_deaths`."""
 
 AttemptResult: TypeAlias = store.Outcome | store.Reschedule
-"""What follows an attempt: the request has ended, or another attempt follows."""
+"""The result of an attempt: the request has ended, or another attempt follows."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -61,7 +61,7 @@ class Retention(NamedTuple):
 
 
 class RetryPolicy:
-    """Decides what follows an attempt that the Titanic `holder` has made.
+    """Decides whether an attempt that the Titanic `holder` has made is followed by another.
 
     Args:
         holder: The Titanic's name in the database.
@@ -96,7 +96,7 @@ class RetryPolicy:
         return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, ttl, deaths)
 
     def after_error(self, claimed: store.Claimed, error: RequestError) -> AttemptResult:
-        """Return what follows an attempt that has ended with `error`."""
+        """Return the result of an attempt that has ended with `error`."""
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
             self._metrics.deaths += error.workers_lost
@@ -138,12 +138,12 @@ class RetryPolicy:
 
 
 class Outcomes:
-    """Stores what attempts result in, and tells the callers that wait for it.
+    """Stores PARTIALs and results of attempts, and wakes the callers that wait for them.
 
     Args:
-        writer: Stores it.
-        retries: Decides what follows an attempt.
-        callers: Those that wait.
+        writer: Stores them.
+        retries: Decides the results of attempts.
+        callers: The callers that wait.
         quota: Told of each request that has ended.
         metrics: Counts outcomes and retries.
     """
@@ -163,7 +163,7 @@ class Outcomes:
 
     @property
     def failing(self) -> bool:
-        """Whether the database fails to store what it must accept."""
+        """Whether the database has failed to store the last PARTIAL or result."""
         return self._writer.failing
 
     def add_partial(self, claimed: store.Claimed, number: int, body: bytes, stored: Callable[[int], None]) -> None:

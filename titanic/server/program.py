@@ -1,4 +1,4 @@
-"""Titanic as a program: the database, three workers that offer its services, and what executes the requests."""
+"""Titanic as a program: the database, the workers that offer its services, and the parts that execute requests."""
 
 import asyncio
 import json
@@ -116,7 +116,7 @@ class Server:
                 raise SettingError(f"{name} is {count!r}: it must be 1 or more")
         self.url = schema.database_url(db)
         self.metrics = Metrics()
-        """What it counts."""
+        """Its metrics since it was created."""
         self._parts: _Parts | None = None
         self._brokers, keys = checked_brokers(broker, key, broker_key)
         self._lease = lease
@@ -147,7 +147,7 @@ class Server:
         self._stopping.set()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it has counted, and what it has now, ready for JSON.  Any thread may call it."""
+        """Return its metrics and its current numbers of requests, ready for JSON.  Any thread may call it."""
         return {**self.metrics.as_dict(), **self._counts(), "stopping": self.stopping}
 
     def _counts(self) -> dict[str, Any]:

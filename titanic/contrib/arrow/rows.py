@@ -184,7 +184,7 @@ class Column:
     """A column that can be written."""
 
     expected: str
-    """What it can hold, for error messages."""
+    """The values it can hold, for error messages."""
     fits: Callable[[pa.DataType], bool]
     """Whether it can have this type."""
     check: Callable[[pa.Array], Checked]

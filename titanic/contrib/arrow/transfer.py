@@ -80,7 +80,7 @@ def _postgresql(uri: str) -> "AdbcDatabase":
 
 
 class Postgresql:
-    """A connection to PostgreSQL.  `begin` begins a transaction: ADBC's own would not set what it needs."""
+    """A connection to PostgreSQL.  `begin` begins a transaction: ADBC's own would lack the settings."""
 
     def __init__(self, connection: "AdbcConnection", begin: str) -> None:
         self._connection = connection

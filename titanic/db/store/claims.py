@@ -32,7 +32,7 @@ class Clock:
         return time.time() if self._ahead is None else time.monotonic() + self._ahead
 
     def set(self, now: float) -> None:
-        """Set it to what the database's clock says."""
+        """Set it to the time of the database's clock."""
         self._ahead = now - time.monotonic()
 
 
@@ -77,7 +77,7 @@ def is_invalid(now: float) -> sa.ColumnElement[bool]:
 
 
 class Turns(NamedTuple):
-    """What a Titanic has of the groups of a service, which take turns."""
+    """The groups of a service, which take turns, as one Titanic has claimed from them."""
 
     last: str
     """The group that had the last turn."""

@@ -131,7 +131,7 @@ class Count(Base):
 
     service: Mapped[str] = mapped_column(Text, primary_key=True)
     state: Mapped[str] = mapped_column(Text, primary_key=True)
-    """That of a request; `key` for keys, and `partial`, without a service, for PARTIALs."""
+    """The state of requests; `key` for keys, and `partial`, without a service, for PARTIALs."""
     requests: Mapped[int] = mapped_column(BigInteger)
     attempts: Mapped[int] = mapped_column(BigInteger)
     """The sum of the requests' attempts."""
