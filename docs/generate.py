@@ -21,7 +21,7 @@ from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.cli.keys import cli as mdp_keys
 from zmdp.spark.cli import cli as mdp_spark
-from zmdp.titanic.operator.command.main import cli as titanic
+from zmdp.titanic.operator.command.cli import cli as titanic
 from zmdp.workers.command.main import cli as mdworker
 
 ROOT = Path(__file__).parents[1]

@@ -23,9 +23,9 @@ COUNTED = {
     "titanic_keys": ("{row}.service", "'key'", "1", "0", "0"),
     "titanic_parts": ("''", "'partial'", "1", "0", "0"),
 }
-"""What each row of a table stands for: service, state, and what it adds to the numbers."""
+"""The service, the state and the numbers that each row of a table counts for."""
 CHANGED = ("service", "state", "attempts", "deaths")
-"""The columns of requests that counts depend on.  Those of the other tables do not change."""
+"""The columns of requests that counts depend on.  The columns of the other tables do not change."""
 
 
 def upgrade() -> None:

@@ -21,7 +21,7 @@ from ...mdp.errors import SettingError
 from ...mdp.program.control import name_or_default
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
-from ...titanic.operator.command.parameters import DURATION
+from ...titanic.operator.command.parameter_types import DURATION
 from .. import session as sessions
 from ..batch.catalogue.catalogue_file import Catalogue, read
 from ..batch.catalogue.named_jobs import load_jobs

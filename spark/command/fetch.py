@@ -17,7 +17,7 @@ from ...clients import Client, ServiceNotFound
 from ...clients.console import bodies
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError
-from ...titanic.operator.command.parameters import client_options
+from ...titanic.operator.command.parameter_types import client_options
 from .. import drivers
 from ..client.frames import copy_rows
 

@@ -15,7 +15,7 @@ from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.program.control import name_or_default
 from ...mdp.security.keys import ClientKeys, load_keys
 from ...mdp.transport.brokers import split_brokers
-from ...titanic.operator.command.parameters import DURATION
+from ...titanic.operator.command.parameter_types import DURATION
 from ...workers import AsyncWorker
 from ..fleet.cluster import Cluster
 from ..fleet.doctor import Doctor

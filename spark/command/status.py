@@ -14,8 +14,8 @@ from ...clients import Client, RequestTimeout, ServiceNotFound
 from ...clients.console import bodies
 from ...mdp.errors import UnknownTicket
 from ...titanic.api.client import Titanic
-from ...titanic.api.options import parse_uuid
-from ...titanic.operator.command.parameters import UUID_TYPE, client_options
+from ...titanic.api.submission import parse_uuid
+from ...titanic.operator.command.parameter_types import UUID_TYPE, client_options
 from .. import drivers
 from ..client.partials import progress_line
 from .fetch import show_history, what_ran

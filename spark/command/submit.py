@@ -22,7 +22,7 @@ from ...mdp.errors import RequestError, SettingError
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.api.client import Ticket, Titanic
-from ...titanic.operator.command.parameters import DURATION
+from ...titanic.operator.command.parameter_types import DURATION
 from ..client.frames import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames
 from ..client.partials import showing
 from .parameters import PREFIX

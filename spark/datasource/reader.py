@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 
 from ...mdp.errors import SettingError
 from ...titanic.contrib.arrow.columns import REQUESTS
-from ...titanic.contrib.arrow.connection import check_database, open_database
 from ...titanic.contrib.arrow.reading import Requests, select_requests, split_range
+from ...titanic.contrib.arrow.transfer import check_database, open_database
 from ...titanic.db.offsets import NUMBERS, SafeOffset
 from ..python import arrow_schema, exempt_imports_from_collection
 from .table_options import READ_OPTIONS, STREAM_OPTIONS, database_option, int_option, known_options

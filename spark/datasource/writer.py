@@ -19,7 +19,7 @@ from ...mdp.errors import SettingError
 from ...titanic.contrib.arrow.rows import plan_rows
 from ...titanic.contrib.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
 from ...titanic.db.store import staging
-from ...titanic.server.quota import DEFAULT_MAX_PER_SERVICE
+from ...titanic.server.counters import DEFAULT_MAX_PER_SERVICE
 from ..python import arrow_schema, exempt_imports_from_collection
 from .table_options import WRITE_OPTIONS, database_option, int_option, known_options
 

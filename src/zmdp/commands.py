@@ -11,7 +11,7 @@ PROGRAMS: Final = {
     "broker": "zmdp.mdp.cli.broker",
     "worker": "zmdp.workers.command.main",
     "client": "zmdp.clients.command.main",
-    "titanic": "zmdp.titanic.operator.command.main",
+    "titanic": "zmdp.titanic.operator.command.cli",
     "gateway": "zmdp.gateways.cli",
     "spark": "zmdp.spark.cli",
     "keys": "zmdp.mdp.cli.keys",

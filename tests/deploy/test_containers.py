@@ -47,7 +47,7 @@ def check_options(words):
     home = {
         "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.command.main",
         "mdclient": "zmdp.clients.command.main",
-        "titanic": "zmdp.titanic.operator.command.main", "mdp-gateway": "zmdp.gateways.cli",
+        "titanic": "zmdp.titanic.operator.command.cli", "mdp-gateway": "zmdp.gateways.cli",
     }[entry_point.name]  # fmt: skip
     command, arguments = resolve_name(f"{home}:cli"), list(words[1:])
     context = None

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.web import web_broker
 
 from zmdp.dashboard.shell.shell import exposition
-from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.db.store.models import STATES
 from zmdp.titanic.operator.pages.collector import TitanicCollector
+from zmdp.titanic.server.counters import Metrics
 from zmdp.titanic.server.program import NOTHING
 
 ROOT = Path(__file__).parents[2]

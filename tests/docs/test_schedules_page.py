@@ -11,9 +11,9 @@ from support.titanics import QUICK
 
 from zmdp.clients import Client
 from zmdp.titanic import Schedules, Titanic
-from zmdp.titanic.api.options import OPTIONS
 from zmdp.titanic.api.schedules import SCHEDULE_OPTIONS
-from zmdp.titanic.operator.command.parameters import flag
+from zmdp.titanic.api.submission import OPTIONS
+from zmdp.titanic.operator.command.parameter_types import flag
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_text()
 

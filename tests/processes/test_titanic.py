@@ -21,7 +21,7 @@ from zmdp.clients import Client
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.db.store.models import STATES
-from zmdp.titanic.operator.command import main as cli
+from zmdp.titanic.operator.command import cli
 from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")

@@ -38,7 +38,7 @@ from zmdp.clients import Client, ServiceError
 from zmdp.spark import drivers
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.testing import running_broker
-from zmdp.titanic.api.frames import unpack
+from zmdp.titanic.api.submission import unpack
 from zmdp.workers import Worker
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────

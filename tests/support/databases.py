@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from support.processes import eventually
 
 from zmdp.titanic import enqueue
-from zmdp.titanic.api.frames import pack, unpack
+from zmdp.titanic.api.submission import pack, unpack
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store import tables
+from zmdp.titanic.db.store import models as tables
 
 COUNT_ROWS = """
     SELECT service, state, count(*), sum(attempts), sum(deaths) FROM titanic_requests GROUP BY service, state

@@ -22,13 +22,11 @@ from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.titanic import Ticket
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.operator import admin
-from zmdp.titanic.server.attempts import Means
-from zmdp.titanic.server.dispatcher import Dispatcher
-from zmdp.titanic.server.outcomes import Retention, RetryPolicy
+from zmdp.titanic.server.counters import Metrics, Quota
+from zmdp.titanic.server.dispatch import Dispatcher
+from zmdp.titanic.server.outcome import Outcomes, Retention, RetryPolicy
 from zmdp.titanic.server.program import Server
-from zmdp.titanic.server.quota import Quota
 from zmdp.titanic.server.upkeep import Maintenance
 
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 600}
@@ -167,7 +165,7 @@ class StoppedClock(store.Clock):
         return self._now
 
 
-def rooms_of(writer: Any = None) -> SimpleNamespace:
+def parts_of(writer: Any = None) -> SimpleNamespace:
     """Return what executes requests, without a broker, and with `writer` for a database."""
     database: Any = SimpleNamespace(writer=writer, keyed=writer, clock=store.Clock())
     nothing: Any = None
@@ -175,6 +173,7 @@ def rooms_of(writer: Any = None) -> SimpleNamespace:
     metrics = Metrics()
     quota = Quota(9, 9)
     retries = RetryPolicy("me", database.clock, retention=Retention(), max_deaths=1, metrics=metrics)
-    dispatcher = Dispatcher(database, Means(nothing, retries, writer, nothing), quota, metrics, lease)
+    outcomes = Outcomes(writer, retries, nothing, quota, metrics)
+    dispatcher = Dispatcher(database, nothing, outcomes, quota, metrics, lease)
     maintenance = Maintenance(database, dispatcher, quota, retries, lease)
     return SimpleNamespace(dispatcher=dispatcher, maintenance=maintenance)

@@ -15,10 +15,9 @@ from support.titanics import StoppedClock, running_bench, serving
 
 from zmdp.clients import Client
 from zmdp.titanic import Titanic
-from zmdp.titanic.api.frames import pack
-from zmdp.titanic.api.options import Submission
+from zmdp.titanic.api.submission import Submission, pack
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store import tables as sql
+from zmdp.titanic.db.store import models as sql
 
 NOW = 1_800_000_000.0
 
@@ -247,7 +246,7 @@ def titanic(client, server):
     return Titanic(client)
 
 
-ABOVE_THE_STORE = {"test_callers.py", "test_discovery.py", "test_dispatch.py", "test_tsp.py", "test_waiting.py"}
+ABOVE_THE_STORE = {"test_fetch.py", "test_discovery.py", "test_dispatch.py", "test_tsp.py", "test_waiting.py"}
 """What they show does not depend on the database: on PostgreSQL, only `make test-all` runs them."""
 
 

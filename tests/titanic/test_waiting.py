@@ -9,7 +9,7 @@ from support.titanics import answer, given, running_bench, serving, stored
 
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.titanic import Titanic
-from zmdp.titanic.server import callers
+from zmdp.titanic.server import fetch
 from zmdp.titanic.server import program as server_module
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -130,8 +130,8 @@ def test_callers_learn_of_a_reply_that_another_titanic_has_stored(bench, url):
 
 @on_sqlite
 def test_many_waiting_callers_do_not_keep_others_from_submitting(bench, url, client, monkeypatch):
-    monkeypatch.setattr(callers, "MIN_WAIT_SECONDS", 0.0)
-    for module in (callers, server_module):
+    monkeypatch.setattr(fetch, "MIN_WAIT_SECONDS", 0.0)
+    for module in (fetch, server_module):
         monkeypatch.setattr(module, "MAX_CALLERS", 4)
     monkeypatch.setattr(server_module, "CONCURRENCY", 2)
     many = bench.x1_client()

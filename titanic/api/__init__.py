@@ -1,1 +1,1 @@
-"""What callers of Titanic use: clients, the options of submissions, schedules.  It needs no database driver."""
+"""For callers of Titanic: clients, the options of submissions, schedules.  It needs no database driver."""

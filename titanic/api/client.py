@@ -22,21 +22,20 @@ from ...clients import AsyncClient, Client, Reply
 from ...mdp.codecs import Codec
 from ...mdp.errors import SettingError
 from ...mdp.services import Service, Streaming
-from .options import SubmissionOptions
-from .steps import Conversation, uuid_text
-from .typed import FRAMES, Reader, ServiceOrName, body_of, name_of, options_of, reader_of
+from .steps import FRAMES, Conversation, Reader, ServiceOrName, body_of, name_of, options_of, reader_of, uuid_text
+from .submission import SubmissionOptions
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
-"""What a reply's FINAL is read as."""
+"""The type that a reply's FINAL is read as."""
 P = TypeVar("P")
-"""What its PARTIALs are read as."""
+"""The type that its PARTIALs are read as."""
 T = TypeVar("T")
 
 
 class TicketOptions(SubmissionOptions, total=False):
-    """What `submit` takes by name."""
+    """The options of `submit`."""
 
     headers: Mapping[str, str] | None
 
@@ -522,7 +521,7 @@ class AsyncTicket(Generic[R, P]):
 
 
 class _Blocking:
-    """What `Conversation` needs of a client, by one for threads: these coroutines block, so they never suspend."""
+    """A `Client` as `Conversation` needs it: its coroutines block, so they never suspend."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

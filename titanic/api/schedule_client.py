@@ -7,10 +7,9 @@ from typing import Any, Unpack
 from ...clients import Client
 from ...mdp.wire import service_name
 from .client import Titanic, _completed
-from .options import encode_options
 from .schedules import SCHEDULE_OPTIONS, ScheduleOptions
-from .typed import ServiceOrName, body_of, name_of, options_of
-from .uuids import new_uuid
+from .steps import ServiceOrName, body_of, name_of, options_of
+from .submission import encode_options, new_uuid
 
 
 class Schedules:

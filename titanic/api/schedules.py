@@ -1,6 +1,6 @@
-"""Schedules: what is submitted again and again, and which of its occurrences are due.
+"""Schedules: requests that are submitted again and again, and the occurrences that are due.
 
-Pure: times are arguments, in seconds since 1970.  `titanic/server/cron.py` submits what is due,
+Pure: times are arguments, in seconds since 1970.  `titanic/server/cron.py` submits them,
 `titanic/db/store/schedules.py` has the SQL.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypedDict, get_type_hints
 
 from ...mdp.services import recurrence
 from ...mdp.services.recurrence import Recurrence, RecurrenceError
-from .options import (
+from .submission import (
     OPTIONS,
     ChoiceOption,
     DurationOption,
@@ -22,9 +22,9 @@ from .options import (
     Submission,
     TextOption,
     check_names,
+    new_uuid,
     parse_submission,
 )
-from .uuids import new_uuid
 
 POLICIES: Final = ("skip", "once", "all")
 MISSED_SECONDS: Final = 60.0
@@ -85,7 +85,7 @@ _WIRE_NAMES: Final = tuple(option.wire_name or name for name, option in SCHEDULE
 
 
 class Schedule(NamedTuple):
-    """What is submitted, and when.  The fields are columns of `titanic_schedules`."""
+    """A request that is submitted at certain times.  The fields are columns of `titanic_schedules`."""
 
     name: str
     owner: str
@@ -132,7 +132,7 @@ class Schedule(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What follows for a schedule at some moment."""
+    """The occurrences of a schedule that are due at some moment, and the next one."""
 
     occurrences: list[float]
     """The occurrences to submit now, in order."""

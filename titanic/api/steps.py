@@ -1,9 +1,10 @@
-"""The conversation of `Titanic` and `AsyncTitanic` with Titanic: what to ask, and when to ask again."""
+"""The conversation of `Titanic` and `AsyncTitanic` with Titanic: what to ask, when to ask again, and how bodies of
+services with types are made and read."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from ...clients import (
@@ -17,11 +18,12 @@ from ...clients import (
     WorkerLost,
 )
 from ...mdp.backoff import Backoff
+from ...mdp.codecs import Codec, Coder
 from ...mdp.codes import Code
 from ...mdp.errors import InvalidUUID, TitanicError, UnknownTicket, ZmdpError
+from ...mdp.services import BaseService, Streaming
 from ...mdp.wire import service_name
-from .options import encode_options, read_uuid
-from .uuids import UNKNOWN_UUID, new_uuid
+from .submission import UNKNOWN_UUID, encode_options, new_uuid, read_uuid
 
 LONG_POLL_SECONDS: Final = 15.0
 """How long one request for a reply waits.  Then the caller checks whether a Titanic is registered."""
@@ -33,6 +35,7 @@ RESTART_POLL_SECONDS: Final = 0.1
 """Pause between these calls."""
 RETRYABLE: Final = (RequestTimeout, StreamInterrupted, WorkerLost)
 """Errors after which waiting for a reply goes on.  Titanic keeps it."""
+ServiceOrName = BaseService[Any, Any] | str | bytes
 REQUEST, REPLY, CLOSE, SCHEDULE = "titanic.request", "titanic.reply", "titanic.close", "titanic.schedule"
 
 
@@ -61,7 +64,7 @@ class Caller(Protocol):
 
 
 class Conversation:
-    """What a caller says to Titanic through a client; `sleep` waits for seconds."""
+    """The requests of one client to Titanic's services; `sleep` waits for seconds."""
 
     def __init__(self, caller: Caller, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._caller = caller
@@ -266,6 +269,69 @@ def _status(reply: Sequence[bytes]) -> tuple[int, str]:
 
 def _no_reply(uuid: str, timeout: float) -> RequestTimeout:
     return RequestTimeout(f"request {uuid} has no reply after {timeout:g} s", service=REPLY)
+
+
+# ── services with types, or with a codec ─────────────────────────────────────────────────────────────────────────────
+
+
+class Reader(NamedTuple):
+    """How a ticket reads the reply's FINAL, and each PARTIAL."""
+
+    final: Callable[[Reply], Any]
+    part: Callable[[Reply], Any]
+
+
+def _frames(reply: Reply) -> Reply:
+    return reply
+
+
+FRAMES: Final = Reader(_frames, _frames)
+
+
+def reader_of(service: ServiceOrName | None, codec: str | Codec | None) -> Reader:
+    """Return how replies of `service` are read: as values if it has types or there is a codec, otherwise as they are.
+
+    Raises `SettingError` for a codec that does not exist.
+    """
+    if codec is not None:
+        coder = _coder(service, codec)
+        return Reader(coder.decode, coder.decode)
+    if isinstance(service, Streaming):
+        return Reader(lambda final: None if service.ends(final) else service.decode_reply(final), service.decode_reply)
+    if isinstance(service, BaseService):
+        return Reader(service.decode_reply, _frames)
+    return FRAMES
+
+
+def name_of(service: ServiceOrName) -> str | bytes:
+    """Return the name of `service`."""
+    return service.name if isinstance(service, BaseService) else service
+
+
+def body_of(service: ServiceOrName, given: Sequence[Any], codec: str | Codec | None = None) -> Sequence[bytes]:
+    """Return the body of a request: that of one value or none, or frames if `service` is a name without a codec.
+
+    Raises `SettingError` for several values, `CodecError` for one that cannot be sent.
+    """
+    if codec is not None:
+        coder = _coder(service, codec)
+        if len(given) > 1:
+            raise SettingError(f"a codec sends one value, not {len(given)}")
+        return coder.encode(given[0] if given else None)
+    return service.encode_request(given) if isinstance(service, BaseService) else given
+
+
+def _coder(service: ServiceOrName | None, codec: str | Codec) -> Coder:
+    if isinstance(service, BaseService):
+        raise SettingError(f"codec is {codec!r}, but {service!r} has a codec of its own")
+    return Coder(codec)
+
+
+def options_of(service: ServiceOrName, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a submission: those that are given, and for the others the service's own."""
+    if not isinstance(service, BaseService) or not service.submission:
+        return options
+    return {**service.submission, **{name: value for name, value in options.items() if value is not None}}
 
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -36,8 +36,7 @@ from ...mdp.tracing import REQUEST_ID
 from ...workers import current_request
 from ...workers.services import Services
 from ...workers.services.offered import ServiceSettings
-from ..api.frames import unpack
-from ..api.options import encode_options, read_uuid
+from ..api.submission import encode_options, read_uuid, unpack
 from ..db.enqueue import enqueue
 from ..operator import admin
 

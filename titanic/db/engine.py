@@ -1,6 +1,7 @@
 """The database as a running Titanic uses it: prepared at the start, then through threads that commit in groups."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -10,8 +11,7 @@ from sqlalchemy.engine import URL, Engine
 from ...mdp.codes import Code
 from ...mdp.errors import TitanicError
 from . import schema, store
-from .group_commit import BatchExecutor
-from .metrics import Metrics
+from .group_commit import BatchExecutor, CommitMetrics
 
 KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
@@ -41,21 +41,21 @@ class Database:
     Args:
         engine: The database, from `prepare`.
         clock: Its clock.
-        metrics: Counts the transactions.
+        commits: Counts the transactions of each thread that writes, `writer` and `keys`.
     """
 
-    def __init__(self, engine: Engine, clock: store.Clock, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, clock: store.Clock, commits: Mapping[str, CommitMetrics]) -> None:
         self.clock = clock
         self.reader = BatchExecutor("titanic-reader", schema.open_engine(engine.url, write=False), READS)
         """Executes statements that read."""
-        self.writer = BatchExecutor("titanic-writer", engine, WRITES, metrics.commits["writer"])
+        self.writer = BatchExecutor("titanic-writer", engine, WRITES, commits["writer"])
         """Executes statements that write."""
         self.keyed = self.writer
         """Stores requests with keys."""
         if not schema.is_sqlite(engine.url):
             # Another program may have inserted a key and not committed.  Requests without keys must not wait.
             locking = schema.open_engine(engine.url, lock_timeout=KEY_LOCK_SECONDS)
-            self.keyed = BatchExecutor("titanic-keys", locking, ACCEPTS, metrics.commits["keys"])
+            self.keyed = BatchExecutor("titanic-keys", locking, ACCEPTS, commits["keys"])
 
     async def close(self) -> None:
         """Perform the work that was submitted, and end the threads."""

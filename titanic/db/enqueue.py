@@ -9,14 +9,8 @@ from ...mdp.codecs import Codec
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError, TitanicError
 from ...mdp.wire import service_name
-from ..api.options import (
-    OWNER_OPTION,
-    MalformedRequest,
-    SubmissionOptions,
-    encode_options,
-    parse_submission,
-)
-from ..api.typed import ServiceOrName, body_of, name_of, options_of
+from ..api.steps import ServiceOrName, body_of, name_of, options_of
+from ..api.submission import OWNER_OPTION, MalformedRequest, SubmissionOptions, encode_options, parse_submission
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection

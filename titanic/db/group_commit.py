@@ -8,6 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from sqlalchemy.engine import Connection, Engine
 from ...mdp.backoff import doubled, jittered
 from ...mdp.codes import Code
 from ...mdp.errors import TitanicError
-from .metrics import CommitMetrics
+from ...mdp.histogram import Histogram
 from .postgresql import READ_ONLY_STATE
 from .schema import absolute, file_identity, shown
 
@@ -46,6 +47,11 @@ again, the thread would be held up for so long that Titanic could not renew its 
 DISK_FULL_STATE: Final = "53100"
 """PostgreSQL's SQLSTATE for a full disk."""
 
+COMMIT_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds in seconds."""
+BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Upper bounds in items."""
+
 log = logging.getLogger("zmdp.titanic")
 
 
@@ -54,6 +60,37 @@ class StoreError(TitanicError):
 
     def __init__(self, message: str, text: str | None = None) -> None:
         super().__init__(message, code=int(Code.FAILED), text=message if text is None else text, reason="database")
+
+
+class CommitMetrics:
+    """The transactions of one database thread."""
+
+    __slots__ = ("failures", "items", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = Histogram([0] * (len(COMMIT_BOUNDS) + 1))
+        """How long those that were committed took."""
+        self.items = Histogram([0] * (len(BATCH_BOUNDS) + 1))
+        """How many requests, outcomes or other items they had."""
+        self.failures = 0
+        """Transactions that failed."""
+
+    def committed(self, seconds: float, items: int) -> None:
+        """Count a transaction that was committed."""
+        self.seconds.add(bisect_left(COMMIT_BOUNDS, seconds), seconds)
+        self.items.add(bisect_left(BATCH_BOUNDS, items), items)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts by name, ready for JSON."""
+        return {
+            "seconds": _told(self.seconds, COMMIT_BOUNDS),
+            "items": _told(self.items, BATCH_BOUNDS),
+            "failures": self.failures,
+        }
+
+
+def _told(histogram: Histogram, bounds: Sequence[float]) -> dict[str, Any]:
+    return {"bounds": list(bounds), "buckets": list(histogram.buckets), "sum": round(histogram.total, 6)}
 
 
 class _Job(NamedTuple):

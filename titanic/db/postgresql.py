@@ -1,7 +1,7 @@
-"""How Titanic uses PostgreSQL: what a connection asks for, and what each of its transactions sets.
+"""How Titanic uses PostgreSQL: the parameters of a connection, and the settings of each transaction.
 
 A connection pooler like PgBouncer ignores or refuses most settings of a connection, and in transaction pooling each
-transaction gets any of the pooler's connections to the server.  So whatever a transaction relies on is set by the
+transaction gets any of the pooler's connections to the server.  So the settings that a transaction needs are in the
 message that begins it, which costs no further round trip, and ends with it.
 """
 
@@ -67,7 +67,7 @@ def begin_statement(url: URL, *, lock_timeout: float, durable: bool = True) -> s
     Raises:
         SettingError: The URL's `options` are invalid.
     """
-    # What another transaction has changed meanwhile is no error.  Another program's lock must not block Titanic
+    # A row that another transaction has changed meanwhile is no error.  Another program's lock must not block Titanic
     # forever; nor must its own locks block others if this host vanishes in the middle of a transaction.
     ours = {
         "synchronous_commit": "on" if durable else "off",

@@ -1,1 +1,1 @@
-"""What operators use: the commands, the pages, backups."""
+"""For operators: the commands, the pages, backups."""

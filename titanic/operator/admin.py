@@ -13,9 +13,8 @@ from sqlalchemy.engine import Connection
 
 from ...mdp.codes import Code
 from ..db.store.counts import counted, totals
-from ..db.store.models import KEYS_STATE, NOT_ENDED, PARTIALS_STATE, STATES
+from ..db.store.models import HOLDERS, KEYS_STATE, NOT_ENDED, PARTIALS_STATE, PARTS, REQUESTS, STATES, P, R, W, is_in
 from ..db.store.outcomes import NEXT_ENDED, reserve_ended
-from ..db.store.tables import HOLDERS, PARTS, REQUESTS, P, R, W, is_in
 
 MAX_SEARCHED: Final = 100_000
 """Requests in which a text is searched for."""

@@ -14,8 +14,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError, TitanicError
 from ..db import schema
-from ..db.store.models import ENDED_SEQUENCE, Base
-from ..db.store.tables import COUNTERS, KEYS, PARTS, REQUESTS, SCHEDULES
+from ..db.store.models import COUNTERS, ENDED_SEQUENCE, KEYS, PARTS, REQUESTS, SCHEDULES, Base
 
 PAGES_AT_ONCE: Final = 1024
 """Pages that are copied before Python looks whether somebody has interrupted it."""
@@ -27,7 +26,7 @@ _MOVED: Final = (REQUESTS, PARTS, KEYS, SCHEDULES, Base.metadata.tables["titanic
 """The tables whose rows are moved.  Leases end, PostgreSQL keeps the counts itself and has an identity of its own, and
 what Spark has staged is not accepted yet, so Spark writes it again."""
 _SIDECARS: Final = ("-wal", "-shm", "-journal")
-"""What SQLite adds to a file's name for files that it would take for a part of the database."""
+"""The endings of files that SQLite would take for a part of the database beside them."""
 
 
 # ── a backup ─────────────────────────────────────────────────────────────────────────────────────────────────────────

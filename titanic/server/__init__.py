@@ -1,1 +1,1 @@
-"""The program `titanic serve`: what happens to a request, from when it is accepted until its outcome is stored."""
+"""The program `titanic serve`: accept, dispatch, attempt, outcome, fetch."""

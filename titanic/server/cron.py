@@ -13,22 +13,22 @@ from typing import Any, Final
 from ...mdp.errors import TitanicError
 from ...mdp.program.logs import counted
 from ...workers import Request
-from ..api.options import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from ..api.schedules import parse_name, parse_schedule
-from ..api.uuids import new_uuid
+from ..api.submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names, new_uuid
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from .dispatcher import Dispatcher
-from .quota import Quota
-from .service import OK, Full, refusal
+from .accept import Full
+from .counters import Quota
+from .dispatch import Dispatcher
+from .fetch import OK, refusal
 
 SET_BACK_SECONDS: Final = 1.0
 """A clock that loses so much against the monotonic one within a step was set back."""
 POLL_SECONDS: Final = 0.5
 """Interval at which schedules are looked for that other programs have added."""
 CONTENTION_SECONDS: Final = 0.05
-"""Pause after another Titanic has submitted what was due."""
+"""Pause after another Titanic has submitted the occurrences that were due."""
 CHANGES: Final = ("pause", "resume", "rm", "run")
 ACTIONS: Final = ("add", "ls", *CHANGES)
 _TIMES: Final = ("created", "next", "last", "seen")
@@ -37,11 +37,11 @@ log = logging.getLogger("zmdp.titanic")
 
 
 class Scheduler:
-    """Submits what is due, and answers `titanic.schedule`.
+    """Submits occurrences that are due, and answers `titanic.schedule`.
 
     Args:
         database: Has the schedules.
-        dispatcher: Told what was submitted.
+        dispatcher: Executes the requests.
         quota: Says whether there is room for more; without, occurrences are late or missed.
     """
 
@@ -51,7 +51,7 @@ class Scheduler:
         self._quota = quota
 
     async def run(self) -> None:
-        """Submit what is due until cancelled."""
+        """Submit occurrences that are due, until cancelled."""
         ahead = math.inf
         """How much the clock was ahead of the monotonic one; at first, anything may have happened to it."""
         while True:
@@ -70,7 +70,7 @@ class Scheduler:
             log.warning("the clock was ahead and has been set back: %s go on", counted(count, "schedule"))
 
     async def _step(self) -> float:
-        """Submit some of what is due, and return the pause until the next step."""
+        """Submit some of the occurrences that are due, and return the pause until the next step."""
         full = self._quota.full()
         following = await self._database.reader.submit(store.next_occurrence, full)
         if following is None:
@@ -147,7 +147,7 @@ class Scheduler:
 
 
 def _owner(request: Request) -> str | None:
-    """Return whose schedule a request is about; None if an admin names nobody."""
+    """Return the owner of the schedule that a request is about; None if an admin names nobody."""
     given = request.options.get("owner")
     if given is None:
         return None if request.admin else request.user

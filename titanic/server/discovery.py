@@ -11,8 +11,7 @@ from ...clients import AsyncClient, RequestError, RequestTimeout
 from ...mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
 from ..db import store
 from ..db.group_commit import BatchExecutor, StoreError
-from .dispatcher import Dispatcher
-from .lanes import MAX_CLAIMED, Capacity
+from .dispatch import MAX_CLAIMED, Capacity, Dispatcher
 
 DISCOVERY_SECONDS: Final = 0.5
 """Interval at which the broker is asked which services have workers."""
@@ -23,9 +22,10 @@ DISCOVERY_PAGE: Final = 100
 TIMEOUT_SECONDS: Final = 5.0
 """How long to wait for the broker's answer."""
 AHEAD_SECONDS: Final = 1.0
-"""For how long a rate must last what is sent to the broker: until the next answer, and some more."""
+"""Seconds of requests, at the rate that a limit allows, that are sent ahead to the broker: until its next answer, and
+some more."""
 GROUP_AHEAD_SECONDS: Final = 15.0
-"""The same for the rate of each group, of which the broker does not tell how many requests run: if they take longer
+"""The same for the rate of each group.  The broker does not tell how many requests of a group run: if they take longer
 than that, fewer of them start than the rate allows."""
 
 log = logging.getLogger("zmdp.titanic")
@@ -37,7 +37,7 @@ class Discovery:
     Args:
         client: The client that asks.
         writer: Finds services with pending requests.
-        dispatcher: Told what all workers of each service can take.
+        dispatcher: Told how many requests the workers of each service can take.
     """
 
     def __init__(self, client: AsyncClient, writer: BatchExecutor, dispatcher: Dispatcher) -> None:

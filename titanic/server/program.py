@@ -1,4 +1,4 @@
-"""Titanic as a program: the database, three workers that offer its services, and what executes the requests."""
+"""Titanic as a program: the database, the workers that offer its services, and the parts that execute requests."""
 
 import asyncio
 import json
@@ -16,15 +16,13 @@ from ...mdp.transport.brokers import checked_brokers
 from ...workers import AsyncWorker
 from ..db import schema, store
 from ..db.engine import Database, prepare
-from ..db.metrics import Metrics
-from .attempts import Means
-from .callers import MAX_CALLERS, Callers
+from .accept import Submissions
+from .counters import DEFAULT_MAX_WAITING, Metrics, Quota
 from .cron import Scheduler
 from .discovery import Discovery
-from .dispatcher import Dispatcher
-from .outcomes import Retention, RetryPolicy
-from .quota import DEFAULT_MAX_WAITING, Quota
-from .service import Service
+from .dispatch import Dispatcher
+from .fetch import MAX_CALLERS, Callers, Replies
+from .outcome import Outcomes, Retention, RetryPolicy
 from .service_schedules import ServiceSchedules
 from .upkeep import Maintenance
 
@@ -48,7 +46,7 @@ NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0,
 log = logging.getLogger("zmdp.titanic")
 
 
-class _Rooms(NamedTuple):
+class _Parts(NamedTuple):
     """The parts of a running Titanic, each of which knows only some of those above it."""
 
     callers: Callers
@@ -57,7 +55,8 @@ class _Rooms(NamedTuple):
     maintenance: Maintenance
     scheduler: Scheduler
     service_schedules: ServiceSchedules
-    service: Service
+    submissions: Submissions
+    replies: Replies
 
 
 class Server:
@@ -117,8 +116,8 @@ class Server:
                 raise SettingError(f"{name} is {count!r}: it must be 1 or more")
         self.url = schema.database_url(db)
         self.metrics = Metrics()
-        """What it counts."""
-        self._rooms: _Rooms | None = None
+        """Its metrics since it was created."""
+        self._parts: _Parts | None = None
         self._brokers, keys = checked_brokers(broker, key, broker_key)
         self._lease = lease
         self._max_waiting = max_waiting
@@ -148,13 +147,13 @@ class Server:
         self._stopping.set()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it has counted, and what it has now, ready for JSON.  Any thread may call it."""
+        """Return its metrics and its current numbers of requests, ready for JSON.  Any thread may call it."""
         return {**self.metrics.as_dict(), **self._counts(), "stopping": self.stopping}
 
     def _counts(self) -> dict[str, Any]:
-        if self._rooms is None:
+        if self._parts is None:
             return NOTHING
-        return {"broker": self._rooms.discovery.answered, **self._rooms.dispatcher.counts()}
+        return {"broker": self._parts.discovery.answered, **self._parts.dispatcher.counts()}
 
     def unfinished(self) -> str:
         """Describe the requests that are running.  Any thread may call it."""
@@ -176,9 +175,9 @@ class Server:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
             client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
-            database = Database(self._engine, self._clock, self.metrics)
+            database = Database(self._engine, self._clock, self.metrics.commits)
             ending.push_async_callback(database.close)
-            rooms = self._rooms = self._connect(client, database)
+            parts = self._parts = self._connect(client, database)
             workers = self._workers = [
                 AsyncWorker(
                     name,
@@ -191,21 +190,21 @@ class Server:
                 )
                 for broker in self._brokers
                 for name, handler, concurrency in (
-                    ("titanic.request", rooms.service.request, CONCURRENCY + MAX_CALLERS),
-                    ("titanic.reply", rooms.service.reply, CONCURRENCY + MAX_CALLERS),
-                    ("titanic.close", rooms.service.close, CONCURRENCY),
-                    ("titanic.schedule", rooms.scheduler.schedule, CONCURRENCY),
+                    ("titanic.request", parts.submissions.request, CONCURRENCY + MAX_CALLERS),
+                    ("titanic.reply", parts.replies.reply, CONCURRENCY + MAX_CALLERS),
+                    ("titanic.close", parts.submissions.close, CONCURRENCY),
+                    ("titanic.schedule", parts.scheduler.schedule, CONCURRENCY),
                 )
             ]
             running = (
-                rooms.maintenance.run(), rooms.discovery.run(), rooms.callers.watch(), rooms.scheduler.run(),
-                self._compare_databases(client), rooms.service_schedules.run(),
+                parts.maintenance.run(), parts.discovery.run(), parts.callers.watch(), parts.scheduler.run(),
+                self._compare_databases(client), parts.service_schedules.run(),
             )  # fmt: skip
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
-            ending.push_async_callback(self._drain, rooms)
+            ending.push_async_callback(self._drain, parts)
             ending.push_async_callback(self._stop_workers, workers)
-            ending.callback(rooms.service.end)
+            ending.callback(parts.callers.end)
             for worker in workers:
                 worker.start()
             ready()
@@ -217,24 +216,26 @@ class Server:
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
 
-    def _connect(self, client: AsyncClient, database: Database) -> _Rooms:
+    def _connect(self, client: AsyncClient, database: Database) -> _Parts:
         lease = store.Lease(secrets.token_hex(8), self._lease)
         retries = RetryPolicy(
             lease.holder, self._clock, retention=self._retention, max_deaths=self._max_deaths, metrics=self.metrics
         )
         callers = Callers(database.reader)
+        replies = Replies(database.reader, callers)
         quota = Quota(self._max_waiting, self._max_per_service)
-        means = Means(client, retries, database.writer, callers)
-        dispatcher = Dispatcher(database, means, quota, self.metrics, lease)
+        outcomes = Outcomes(database.writer, retries, callers, quota, self.metrics)
+        dispatcher = Dispatcher(database, client, outcomes, quota, self.metrics, lease)
         discovery = Discovery(client, database.writer, dispatcher)
-        return _Rooms(
+        return _Parts(
             callers,
             dispatcher,
             discovery,
             Maintenance(database, dispatcher, quota, retries, lease),
             Scheduler(database, dispatcher, quota),
             ServiceSchedules(client, database, dispatcher, discovery, follows=self._follows_services),
-            Service(database, quota, dispatcher, callers, self.metrics),
+            Submissions(database, quota, dispatcher, replies, callers, self.metrics),
+            replies,
         )
 
     async def _compare_databases(self, client: AsyncClient) -> None:
@@ -271,12 +272,12 @@ class Server:
         finally:
             await _cancelled([each for each in waiting if not each.done()])
 
-    async def _drain(self, rooms: _Rooms) -> None:
+    async def _drain(self, parts: _Parts) -> None:
         left = 0.0
         if self._drain_until is not None and self._drain_timeout:
             left = max(0.0, self._drain_until - asyncio.get_running_loop().time())
-        rooms.dispatcher.stop()
-        if await rooms.dispatcher.drain(left):
+        parts.dispatcher.stop()
+        if await parts.dispatcher.drain(left):
             self.cut_off = True
 
 

@@ -10,22 +10,22 @@ from typing import Any, Final
 from ...clients import AsyncClient, RequestError
 from ...mdp.errors import SettingError
 from ...mdp.services import About
-from ..api.options import MalformedRequest, encode_options
 from ..api.schedules import SCHEDULE_OPTIONS, Schedule, parse_schedule
+from ..api.submission import MalformedRequest, encode_options
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
 from .discovery import Discovery
-from .dispatcher import Dispatcher
+from .dispatch import Dispatcher
 
 INTERVAL_SECONDS: Final = 1.0
-"""Interval at which services are looked for that are new."""
+"""Interval at which new services are looked for."""
 REPEAT_SECONDS: Final = 60.0
-"""After which a service is asked again."""
+"""Interval at which each service is asked."""
 ASKED_AT_ONCE: Final = 100
-"""Maximum number of services that are asked in an interval."""
+"""Maximum number of services that are asked in one step."""
 FORGET_SECONDS: Final = 3600.0
-"""For how long no worker may declare a schedule before it is removed.  Until then, requests wait for the workers."""
+"""How long a schedule that no worker declares is kept.  Until then, its requests wait for the workers."""
 NAME_PREFIX: Final = "service:"
 
 log = logging.getLogger("zmdp.titanic")
@@ -35,7 +35,7 @@ class ServiceSchedules:
     """Keeps the schedules in the database that workers declare of their own services.
 
     Args:
-        client: Asks the broker what workers say.
+        client: Asks the broker for the workers' descriptions.
         database: Has the schedules.
         dispatcher: Knows which services have workers.
         discovery: Knows whether the broker answers.
@@ -51,7 +51,7 @@ class ServiceSchedules:
         self._discovery = discovery
         self._follows = follows
         self._told: set[str] = set()
-        """The services whose schedules are not followed, which has been logged."""
+        """The services for which the log says that their schedules are not followed."""
         self._ask_at: dict[str, float] = {}
         """When to ask next of each service that has workers, on the monotonic clock."""
         self._since = time.monotonic()

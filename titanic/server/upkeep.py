@@ -1,4 +1,4 @@
-"""Tends the tables periodically: due requests, leases, and what has expired (`store/maintenance.py` has the SQL)."""
+"""Tends the tables periodically: due requests, leases, expired results and keys (`titanic/db/store/upkeep.py`)."""
 
 import asyncio
 import time
@@ -9,10 +9,10 @@ from typing import Final
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from .attempts import Attempt
-from .dispatcher import Dispatcher
-from .outcomes import RetryPolicy
-from .quota import Quota
+from .attempt import Attempt
+from .counters import Quota
+from .dispatch import Dispatcher
+from .outcome import RetryPolicy
 
 MAINTENANCE_SECONDS: Final = 0.5
 """Interval of maintenance of the tables."""
@@ -23,16 +23,16 @@ COUNT_SECONDS: Final = 60.0
 
 
 class Maintenance:
-    """Finds what is to be done in the database, and tells the others.
+    """Looks for work in the database, and tells the dispatcher.
 
     It renews the lease, finds requests that are due, that other programs have added, or whose Titanic has died, and
-    compares what this Titanic is running with what the database says.
+    compares the requests that this Titanic is running with those in the database.
 
     Args:
         database: Executes the statements.
         dispatcher: Executes the requests that are found.
         quota: Told how many there are.
-        retries: Decides what follows for requests that are running unknown to the dispatcher.
+        retries: Reschedules requests that are running unknown to the dispatcher.
         lease: Renewed.
     """
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ....mdp.http.problems import Problem
-from ....titanic.api.options import MAX_KEY_BYTES, OPTIONS, DurationOption, IntegerOption, Option, TimeOption
+from ....titanic.api.submission import MAX_KEY_BYTES, OPTIONS, DurationOption, IntegerOption, Option, TimeOption
 
 KEY_OPTION: Final = "key"
 """The option that the header Idempotency-Key sets."""

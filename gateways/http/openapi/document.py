@@ -9,7 +9,7 @@ from ....mdp.http.problems import KINDS, SERVICE_ERROR
 from ....mdp.services import About
 from ....mdp.services.examples import example
 from ....mdp.services.schemas import RAW
-from ....titanic.api.options import DurationOption, IntegerOption, Option, TimeOption
+from ....titanic.api.submission import DurationOption, IntegerOption, Option, TimeOption
 from ..jobs.query import QUERY
 from ..services.rows import own_types, stream_types
 from ..services.translation import JSON

@@ -14,7 +14,7 @@ from support.processes import eventually
 from support.sparks import finish, forget_last_batch
 from support.titanics import BEATS, serving
 
-from zmdp.titanic.api.frames import unpack
+from zmdp.titanic.api.submission import unpack
 from zmdp.workers import Worker
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import writer as writers
 from zmdp.spark.datasource.writer import JobWriter, StreamWriter
-from zmdp.titanic.api.frames import unpack
+from zmdp.titanic.api.submission import unpack
 
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 KEYED = from_arrow_schema(pa.schema({"request": pa.string(), "key": pa.string()}))

@@ -34,7 +34,7 @@ from zmdp.titanic import (
     enqueue,
 )
 from zmdp.titanic.db.store.models import Base
-from zmdp.titanic.server import callers
+from zmdp.titanic.server import fetch
 from zmdp.workers import Worker
 
 STRANGE = "0123456789abcdef0123456789abcdef"
@@ -334,7 +334,7 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
 
 
 def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):
-    monkeypatch.setattr(callers, "MAX_CALLERS", 1)
+    monkeypatch.setattr(fetch, "MAX_CALLERS", 1)
 
     async def scenario():
         async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as asynchronous:

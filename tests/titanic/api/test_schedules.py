@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.titanic.api.frames import unpack
-from zmdp.titanic.api.options import MalformedRequest, encode_options
 from zmdp.titanic.api.schedules import (
     DEFAULT_RESULT_TTL,
     KEY_SECONDS,
@@ -21,6 +19,7 @@ from zmdp.titanic.api.schedules import (
     due,
     parse_schedule,
 )
+from zmdp.titanic.api.submission import MalformedRequest, encode_options, unpack
 
 NOW = 1_800_000_000.0
 """A Friday, 8:00 UTC."""

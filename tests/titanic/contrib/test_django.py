@@ -14,7 +14,7 @@ from zmdp import Client, Service, ServiceError, Titanic
 from zmdp.clients import SettingError
 from zmdp.testing import running_broker, running_titanic
 from zmdp.titanic import TitanicError, enqueue
-from zmdp.titanic.api.uuids import new_uuid
+from zmdp.titanic.api.submission import new_uuid
 from zmdp.titanic.db import schema
 from zmdp.titanic.operator import admin
 from zmdp.workers import Worker

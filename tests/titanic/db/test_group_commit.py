@@ -19,7 +19,7 @@ from zmdp.titanic.db import group_commit as batches_module
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.engine import READS, WRITES
 from zmdp.titanic.db.group_commit import MAX_REASON_CHARS, BatchExecutor, StoreError
-from zmdp.titanic.db.store import tables as sql
+from zmdp.titanic.db.store import models as sql
 
 NOW = 1_800_000_000.0
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)

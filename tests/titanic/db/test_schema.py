@@ -28,7 +28,7 @@ from zmdp.titanic import enqueue
 from zmdp.titanic.db import schema, store
 from zmdp.titanic.db.engine import prepare
 from zmdp.titanic.db.schema import SchemaError, database_url, file_identity, open_engine, shown
-from zmdp.titanic.db.store import tables
+from zmdp.titanic.db.store import models as tables
 from zmdp.titanic.db.store.models import VERSION_TABLE, Base
 from zmdp.titanic.operator import admin
 

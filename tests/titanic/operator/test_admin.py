@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from zmdp.titanic.api.frames import pack
+from zmdp.titanic.api.submission import pack
 from zmdp.titanic.db import store
-from zmdp.titanic.db.store import tables as sql
+from zmdp.titanic.db.store import models as sql
 from zmdp.titanic.db.store.models import STATES
 from zmdp.titanic.operator import admin
 from zmdp.titanic.operator.admin import Filter

@@ -32,8 +32,8 @@ from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.db.store import replies
 from zmdp.titanic.operator import admin
-from zmdp.titanic.server import callers as callers_module
-from zmdp.titanic.server import outcomes as retries
+from zmdp.titanic.server import fetch as callers_module
+from zmdp.titanic.server import outcome as retries
 from zmdp.titanic.server import upkeep as maintenance
 from zmdp.workers import Worker
 

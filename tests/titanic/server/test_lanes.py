@@ -1,9 +1,9 @@
 """How many requests a service gets."""
 
-from zmdp.titanic.api.uuids import new_uuid
+from zmdp.titanic.api.submission import new_uuid
 from zmdp.titanic.db.store import Claim, Claimed, Lease, Turns
-from zmdp.titanic.server.attempts import Attempt
-from zmdp.titanic.server.lanes import MAX_CLAIMED, Capacity, Lane
+from zmdp.titanic.server.attempt import Attempt
+from zmdp.titanic.server.dispatch import MAX_CLAIMED, Capacity, Lane
 
 
 def lane(*, credit, requests=0, per_group=None):
@@ -14,7 +14,8 @@ def lane(*, credit, requests=0, per_group=None):
 
 
 def attempt(number=0, group=""):
-    return Attempt(None, Claimed(number, new_uuid(), "up", "me", 1, 0, 0, 0, None, None, b"", "", group), None)
+    claimed = Claimed(number, new_uuid(), "up", "me", 1, 0, 0, 0, None, None, b"", "", group)
+    return Attempt(claimed, None, None, None)
 
 
 def test_the_broker_gets_twice_the_credit_in_order():

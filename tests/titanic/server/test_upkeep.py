@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from support.titanics import rooms_of
+from support.titanics import parts_of
 
 from zmdp.titanic.db import store
 from zmdp.titanic.server import upkeep as maintenance
@@ -40,9 +40,9 @@ def test_requests_that_this_titanic_does_not_know_are_put_back():
             return SimpleNamespace(add_done_callback=lambda callback: None)
 
     async def scenario():
-        rooms = rooms_of(Writer())
-        rooms.dispatcher._running[8] = None
-        rooms.maintenance._apply(replace(NOTHING, held={7: 1, 8: 1}), {})
+        parts = parts_of(Writer())
+        parts.dispatcher._running[8] = None
+        parts.maintenance._apply(replace(NOTHING, held={7: 1, 8: 1}), {})
         assert put_back == [7]
 
     asyncio.run(scenario())
@@ -52,18 +52,18 @@ def test_a_request_that_is_closed_during_a_round_is_given_up_once():
     """Before it was sent to the broker: the close is committed with the round, which then does not find it either."""
 
     async def scenario():
-        rooms = rooms_of()
-        lane = rooms.dispatcher.lane("echo")
+        parts = parts_of()
+        lane = parts.dispatcher.lane("echo")
         closed, other = (
             store.Claimed(number, uuid4(), "echo", "me", 1, 0, 0, 0, None, None, b"body", "") for number in (7, 8)
         )
         for each in (closed, other):
-            rooms.dispatcher._add(lane, each)
-        known = dict(rooms.dispatcher.running)
-        rooms.dispatcher.closed(closed.id)
-        rooms.maintenance._apply(replace(NOTHING, held={other.id: 1}), known)
+            parts.dispatcher._add(lane, each)
+        known = dict(parts.dispatcher.running)
+        parts.dispatcher.closed(closed.id)
+        parts.maintenance._apply(replace(NOTHING, held={other.id: 1}), known)
         assert [each.claimed for each in lane.buffer] == [other]
-        rooms.maintenance._apply(NOTHING, dict(rooms.dispatcher.running))  # the other one as well, by somebody else
-        assert (rooms.dispatcher.running, list(lane.buffer), rooms.dispatcher._bytes) == ({}, [], 0)
+        parts.maintenance._apply(NOTHING, dict(parts.dispatcher.running))  # the other one as well, by somebody else
+        assert (parts.dispatcher.running, list(lane.buffer), parts.dispatcher._bytes) == ({}, [], 0)
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....mdp.errors import SettingError
-from .bodies import UUID_BYTES, hexadecimal, unpack_bodies
+from .packing import UUID_BYTES, hexadecimal, unpack_bodies
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _FRAMES: Final = pa.list_(pa.binary())
@@ -42,7 +42,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def convert_batch(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
-    """Return what the database has returned with the columns and types of `arrow`."""
+    """Convert a batch from the database to the columns and types of `arrow`."""
     if not arrow.names:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     arrays = [_converted(field.name, batch.column(stored(field.name)), field.type) for field in arrow]

@@ -14,11 +14,10 @@ from sqlalchemy.engine import Engine
 
 from ....mdp.errors import SettingError
 from ....mdp.wire import valid_service
-from ...db.store.models import STATES
-from ...db.store.tables import R
+from ...db.store.models import STATES, R
 from .columns import check_columns, convert_batch, stored
-from .connection import check_database, connect_arrow, open_database
 from .rows import time_option
+from .transfer import check_database, connect_arrow, open_database
 
 CHUNK_ROWS: Final = 50_000
 """Maximum number of rows read in one transaction."""

@@ -1,4 +1,4 @@
-"""Check rows that become requests, a column at a time, by the rules for all requests (titanic/api/options.py)."""
+"""Check rows that become requests, a column at a time, by the rules for all requests (titanic/api/submission.py)."""
 
 import json
 import math
@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from ....mdp.errors import SettingError
 from ....mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ....mdp.services.submission import MAX_SECONDS
-from ...api.frames import LENGTH
-from ...api.options import (
+from ...api.submission import (
+    LENGTH_BYTES,
     OPTIONS,
     DurationOption,
     IntegerOption,
@@ -29,7 +29,7 @@ from ...api.options import (
     encode_options,
     parse_submission,
 )
-from .bodies import UUID_BYTES, binary, pack_bodies
+from .packing import UUID_BYTES, binary, pack_bodies
 
 MAX_CHUNK_BYTES: Final = 8 << 20
 """About the maximum size of the rows staged in one transaction, unless one row has more."""
@@ -140,7 +140,7 @@ def _bodies(values: pa.Array) -> Checked:
     if not pc.all(valid).as_py():
         return values, valid
     packed = pack_bodies(values)
-    sizes = pc.subtract(pc.binary_length(packed), pc.multiply(counts, LENGTH))
+    sizes = pc.subtract(pc.binary_length(packed), pc.multiply(counts, LENGTH_BYTES))
     return packed, pc.less_equal(sizes, MAX_BODY)
 
 
@@ -184,7 +184,7 @@ class Column:
     """A column that can be written."""
 
     expected: str
-    """What it can hold, for error messages."""
+    """The values it can hold, for error messages."""
     fits: Callable[[pa.DataType], bool]
     """Whether it can have this type."""
     check: Callable[[pa.Array], Checked]
@@ -316,8 +316,8 @@ def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def new_uuids(count: int) -> pa.Array:
-    """Return new UUIDs like those of titanic/api/uuids.py, as bytes, in ascending order, which halves the time that
-    PostgreSQL needs to index them."""
+    """Return new UUIDs like those of `new_uuid`, as bytes, in ascending order, which halves the time that PostgreSQL
+    needs to index them."""
     made = np.frombuffer(os.urandom(UUID_BYTES * count), np.uint8).reshape(count, UUID_BYTES).copy()
     made[:, :6] = np.frombuffer((time.time_ns() // 1_000_000).to_bytes(6, "big"), np.uint8)
     made[:, 6] = made[:, 6] & 0x0F | 0x70

@@ -19,9 +19,9 @@ from ....mdp.codes import Code
 from ....mdp.errors import TitanicError
 from ...db import schema as schemas
 from ...db.store import count_waiting, staging
-from ...server.quota import DEFAULT_MAX_PER_SERVICE
-from .connection import check_database, connect_arrow, open_database
+from ...server.counters import DEFAULT_MAX_PER_SERVICE
 from .rows import RowConverter, bounded
+from .transfer import check_database, connect_arrow, open_database
 
 DEFAULT_WAIT_SECONDS: Final = 600
 POLL_SECONDS: Final = 1.0

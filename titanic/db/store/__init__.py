@@ -5,17 +5,8 @@ within the transaction, because a busy database may begin that much later.
 """
 
 from .acceptance import accept
-from .claims import Claim, Claimed, Turns, claim
+from .claims import Claim, Claimed, Clock, Lease, Turns, claim
 from .counts import count_waiting
-from .leases import Clock, Lease
-from .maintenance import (
-    Findings,
-    MaintenanceRound,
-    maintain,
-    pending_after,
-    pending_services,
-    set_clock,
-)
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import (
     Fetched,
@@ -43,6 +34,7 @@ from .schedules import (
     list_schedules,
     next_occurrence,
 )
+from .upkeep import Findings, MaintenanceRound, maintain, pending_after, pending_services, set_clock
 
 __all__ = [
     "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
-from ...api.options import Submission
+from ...api.submission import Submission
 from .bulk import Bulk, as_uuid
-from .tables import KEYS, REQUESTS, K, R, for_both_dialects, is_in
+from .models import KEYS, REQUESTS, K, R, for_both_dialects, is_in
 
 
 def _enter_key(insert: Any) -> sa.Executable:

@@ -9,8 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .models import KEYS_STATE, NOT_ENDED, PARTIALS_STATE, STATES
-from .tables import COUNT_CHANGES, COUNTS, R, is_in
+from .models import COUNT_CHANGES, COUNTS, KEYS_STATE, NOT_ENDED, PARTIALS_STATE, STATES, R, is_in
 
 FOLDED: Final = 5000
 """Maximum number of changes that are added to the counts at a time."""

@@ -1,7 +1,7 @@
 """The tables: requests, PARTIALs of their replies, callers' keys, schedules, leases of Titanics, and what Spark writes.
 
 Times are seconds since 1970 (UTC), with which both databases can calculate.  Bodies are packed frames
-(`titanic/api/frames.py`).  All names begin with `titanic_`, because a program may have its own in the database.
+(`titanic/api/submission.py`).  All names begin with `titanic_`, because a program may have its own in the database.
 
 A request goes through these states:
 
@@ -10,9 +10,11 @@ A request goes through these states:
        └───────────────────────┘  (retried later)
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 from uuid import UUID
 
+import sqlalchemy as sa
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -27,6 +29,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NOT_ENDED: Final = ("delayed", "pending", "running")
@@ -128,7 +131,7 @@ class Count(Base):
 
     service: Mapped[str] = mapped_column(Text, primary_key=True)
     state: Mapped[str] = mapped_column(Text, primary_key=True)
-    """That of a request; `key` for keys, and `partial`, without a service, for PARTIALs."""
+    """The state of requests; `key` for keys, and `partial`, without a service, for PARTIALs."""
     requests: Mapped[int] = mapped_column(BigInteger)
     attempts: Mapped[int] = mapped_column(BigInteger)
     """The sum of the requests' attempts."""
@@ -306,3 +309,29 @@ class Written(Base):
     requests: Mapped[int] = mapped_column(BigInteger)
     """How many requests it wrote."""
     committed: Mapped[float] = mapped_column(Double)
+
+
+# ── for statements ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+REQUESTS: Final = cast(sa.Table, StoredRequest.__table__)
+PARTS: Final = cast(sa.Table, StoredPartial.__table__)
+KEYS: Final = cast(sa.Table, Key.__table__)
+HOLDERS: Final = cast(sa.Table, Holder.__table__)
+COUNTERS: Final = cast(sa.Table, Counter.__table__)
+COUNTS: Final = cast(sa.Table, Count.__table__)
+COUNT_CHANGES: Final = cast(sa.Table, CountChange.__table__)
+SCHEDULES: Final = cast(sa.Table, StoredSchedule.__table__)
+R, P, K, W, S = REQUESTS.c, PARTS.c, KEYS.c, HOLDERS.c, SCHEDULES.c
+
+
+def is_in(state: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a request is in `state`.
+
+    The state is part of the SQL, not a parameter: otherwise the databases would not use the partial indexes.
+    """
+    return R.state == sa.literal_column(f"'{state}'")
+
+
+def for_both_dialects(build: Callable[[Any], sa.Executable]) -> dict[str, sa.Executable]:
+    """Return a statement with ON CONFLICT for each dialect, whose INSERT functions differ."""
+    return {"sqlite": build(sqlite.insert), "postgresql": build(postgresql.insert)}

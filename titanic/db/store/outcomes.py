@@ -12,8 +12,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection
 
 from .bulk import Bulk
-from .models import ENDED_SEQUENCE
-from .tables import COUNTERS, REQUESTS, R, is_in
+from .models import COUNTERS, ENDED_SEQUENCE, REQUESTS, R, is_in
 
 
 class Partial(NamedTuple):

@@ -8,8 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from .bulk import Bulk, as_uuid
-from .models import ENDED
-from .tables import P, R
+from .models import ENDED, P, R
 
 LARGE_REPLY_BYTES: Final = 1 << 20
 """Size from which a reply is fetched by a statement of its own."""

@@ -1,4 +1,4 @@
-"""Submit what is due, and add, change and list schedules (`titanic/api/schedules.py` decides what is due)."""
+"""Submit occurrences, and add, change and list schedules (`titanic/api/schedules.py` decides which are due)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ....mdp.services.recurrence import RecurrenceError
-from ...api.options import Submission
 from ...api.schedules import MAX_OCCURRENCES, Due, Schedule, due
-from ...api.uuids import new_uuid
+from ...api.submission import Submission, new_uuid
 from .acceptance import accept
-from .leases import Clock
-from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects
+from .claims import Clock
+from .models import REQUESTS, SCHEDULES, R, S, for_both_dialects
 
 MAX_FIRED: Final = 500
-"""Maximum number of schedules, and of requests, in one transaction: what one has missed must not hold up others."""
+"""Maximum number of schedules, and of requests, in one transaction: missed occurrences must not hold up others."""
 MAX_SCHEDULES: Final = 10_000
 """Maximum number of schedules in the database."""
 _FIELDS: Final = tuple(S[name] for name in Schedule._fields)
@@ -38,11 +37,11 @@ _INSERT: Final = for_both_dialects(lambda insert: insert(SCHEDULES).on_conflict_
 log = logging.getLogger("zmdp.titanic")
 
 
-# ── what is due ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── occurrences ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Fired(NamedTuple):
-    """What was submitted, and the UUID of each, as `accept` returns it."""
+    """The requests that were submitted, and the UUID of each, as `accept` returns it."""
 
     submissions: list[Submission]
     uuids: list[UUID | None]
@@ -105,7 +104,7 @@ def _fire(connection: Connection, now: float, full: frozenset[str]) -> Fired:
 
 
 def _due(schedule: Schedule, now: float, limit: int) -> Due:
-    """Return what is due.  A schedule that cannot be read is paused, so that it does not stop the others."""
+    """Return the occurrences that are due.  A schedule that cannot be read is paused, so that the others go on."""
     try:
         return due(schedule, now, limit)
     except RecurrenceError as error:
@@ -123,8 +122,8 @@ def _advance(schedule: Schedule, following: float | None, last: float | None, uu
 def catch_up(connection: Connection, batch: Sequence[Clock]) -> list[int]:
     """Bring back schedules whose next occurrence lies too far ahead, because the clock was ahead and has been set back.
 
-    What was submitted when the clock was ahead is not submitted again: its key is remembered.  Returns how many
-    schedules there were.
+    Requests that were submitted when the clock was ahead are not submitted again: their keys are remembered.  Returns
+    the number of schedules.
     """
     return [_catch_up(connection, clock.now()) for clock in batch]
 
@@ -153,10 +152,10 @@ class Edit:
     """`add`, `pause`, `resume`, `rm` or `run`."""
     name: str
     owner: str | None
-    """Whose schedule it is; None for an admin, who may change those of others."""
+    """The schedule's owner; None for an admin, who may change schedules of others."""
     now: float
     schedule: Schedule | None = None
-    """What to add."""
+    """The schedule to add."""
     uuid: UUID = field(default_factory=new_uuid)
     """The UUID of the request, for `run`: the same if it is repeated."""
     full: frozenset[str] = frozenset()
@@ -164,7 +163,7 @@ class Edit:
 
 
 class Edited(NamedTuple):
-    """What came of it: a problem, or for `run` the request that was submitted."""
+    """The result of a change: a problem, or for `run` the request that was submitted."""
 
     problem: str = ""
     submission: Submission | None = None
@@ -196,7 +195,7 @@ def _add(connection: Connection, schedule: Schedule, *, seen: float | None = Non
 
 
 def _replace(connection: Connection, before: Schedule, schedule: Schedule, seen: float) -> None:
-    """Change a schedule.  What is paused stays paused, and as long as its times are the same, so is what is due."""
+    """Change a schedule.  It stays paused if it was, and its next occurrence is the same if its times are."""
     values: dict[str, Any] = {"seen": seen}
     if not before.same_as(schedule):
         values |= schedule._asdict()
@@ -251,13 +250,13 @@ def _find(connection: Connection, name: str, owner: str | None) -> list[Schedule
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the workers of some services say of their schedules."""
+    """The schedules that workers of some services declare."""
 
     schedules: Mapping[str, Schedule | None]
     """By service; None if they declare none."""
     now: float
     forget: float | None
-    """Remove what no worker has declared since."""
+    """Remove schedules that no worker has declared since."""
 
 
 def declare_service_schedules(connection: Connection, batch: Sequence[Declared]) -> list[list[str]]:
@@ -278,7 +277,7 @@ def _declare_service_schedules(connection: Connection, declared: Declared) -> li
     return problems
 
 
-# ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── listing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Listing(NamedTuple):

@@ -14,8 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from ....mdp.errors import TitanicError
-from .models import Staged, Staging, Written
-from .tables import KEYS, REQUESTS, K
+from .models import KEYS, REQUESTS, K, Staged, Staging, Written
 
 STAGING: Final = cast(sa.Table, Staging.__table__)
 STAGED: Final = cast(sa.Table, Staged.__table__)
@@ -247,7 +246,7 @@ def clear(connection: Connection) -> bool:
 
     This takes no longer for many rows than for few, and leaves no dead rows behind.  PostgreSQL only.
     """
-    # Without waiting: others would queue up behind this lock.  Who holds it sees every staging that has rows.
+    # Without waiting: others would queue up behind this lock.  Its holder sees every staging that has rows.
     connection.exec_driver_sql("LOCK TABLE titanic_staged IN ACCESS EXCLUSIVE MODE NOWAIT")
     if connection.scalar(sa.select(G.id).where(G.touched > 0).limit(1)) is not None:
         return False

@@ -1,4 +1,4 @@
-"""What the commands that open the database have in common."""
+"""Opens the database for commands, and explains its errors."""
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager

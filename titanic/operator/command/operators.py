@@ -20,12 +20,12 @@ from ....clients.console import bodies
 from ....mdp.cli.console import EXIT_CODES, Decorator, Group, Number, options, printable
 from ....mdp.errors import SettingError, UnknownTicket
 from ....mdp.program.logs import counted
-from ...api.frames import unpack
+from ...api.submission import unpack
 from ...db import schema
 from ...db.store.models import ENDED, NOT_ENDED, STATES
 from .. import admin
 from .database import DB, Begin, opened_engine, opened_tables
-from .parameters import AGE, JSON_LINES, NEEDS_UNIT, TEXT, UUID_TYPE, print_rows, shown_age
+from .parameter_types import AGE, JSON_LINES, NEEDS_UNIT, TEXT, UUID_TYPE, print_rows, shown_age
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""

@@ -30,7 +30,8 @@ from ....mdp.security.keys import ClientKeys
 from ....mdp.transport.reach import warn_if_unreachable
 from ....mdp.transport.tcp import is_loopback
 from ...db import schema
-from ...server.outcomes import Retention
+from ...server.counters import DEFAULT_MAX_WAITING
+from ...server.outcome import Retention
 from ...server.program import (
     DEFAULT_DRAIN_SECONDS,
     DEFAULT_LEASE_SECONDS,
@@ -38,12 +39,11 @@ from ...server.program import (
     MIN_LEASE_SECONDS,
     Server,
 )
-from ...server.quota import DEFAULT_MAX_WAITING
 from .database import DB, database_errors
-from .parameters import DURATION, DURATION_FROM_0, NEEDS_UNIT, ServiceExpiry
+from .parameter_types import DURATION, DURATION_FROM_0, NEEDS_UNIT, ServiceExpiry
 
 if TYPE_CHECKING:
-    from ..pages.server import WebServer
+    from ..pages.web_server import WebServer
 
 SECTIONS: Final = {
     "Results and limits": ("lease", "max_waiting", "max_waiting_per_service", "max_deaths", "ttls", "failed_ttls"),
@@ -188,7 +188,7 @@ def _web_server(address: tuple[str, int], access: Path | None, *, insecure: bool
     from ....mdp.cli.web import check_packages  # noqa: PLC0415 - which imports the broker
 
     check_packages("titanic serve --http")
-    from ..pages.server import WebServer  # noqa: PLC0415 - which needs these packages
+    from ..pages.web_server import WebServer  # noqa: PLC0415 - which needs these packages
 
     host, port = address
     if access is None and not insecure and not is_loopback(host):

@@ -10,7 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from ...api.options import read_uuid
+from ...api.submission import read_uuid
 from ...db import schema
 from .. import admin
 
@@ -43,7 +43,7 @@ class AdminDatabase:
         self._file = schema.file_identity(url)
         self._reading = schema.open_engine(url, write=False)
         self._writing = schema.open_engine(url)
-        self._lock = threading.Lock()  # one query at a time: whoever asks for many pages waits
+        self._lock = threading.Lock()  # one query at a time: a visitor that asks for many pages waits
         self._stats: dict[str, Any] = {}
         self._stats_due = 0.0
         """When to count again, on the monotonic clock."""
@@ -54,7 +54,7 @@ class AdminDatabase:
         self._writing.dispose()
 
     async def stats(self) -> dict[str, Any]:
-        """Return what `titanic stats` shows: a second old, or older if counting takes long."""
+        """Return the numbers of `titanic stats`: a second old, or older if counting takes long."""
         if time.monotonic() >= self._stats_due:
             self._stats = await self._read(self._count)
         return self._stats

@@ -17,13 +17,12 @@ from ....dashboard.shell.formats import link, number, seconds
 from ....dashboard.shell.paging import Column, Table, table
 from ....dashboard.shell.shell import Action, NotFoundError, Page, Section, View
 from ....mdp.histogram import Histogram
-from ...api.frames import unpack
-from ...api.options import read_uuid
+from ...api.submission import read_uuid, unpack
 from ...db.store.models import NOT_ENDED, STATES
 from .. import admin
+from .charts import Look, charts, new_history
 from .collector import TitanicCollector
 from .database import MAX_PARTS, AdminDatabase, DatabaseError
-from .history import Look, charts, new_history
 
 INTERVAL_SECONDS: Final = 1.0
 """How often it looks."""
@@ -43,7 +42,7 @@ class TitanicSection:
     """The section of a Titanic.
 
     Args:
-        snapshot: Returns what the Titanic counts (`Server.snapshot`).
+        snapshot: Returns the Titanic's metrics (`Server.snapshot`).
         turn: Returns once the Titanic's event loop has turned.
         database: Its database.
     """
@@ -62,7 +61,7 @@ class TitanicSection:
         """Set, and replaced by another, whenever there is something new."""
 
     def section(self) -> Section:
-        """Return what to mount in a shell."""
+        """Return the pages and probes to mount in a shell."""
         return Section(
             pages=[
                 Page("/", "titanic-overview.html", self._overview, "Overview", "o"),
@@ -191,7 +190,7 @@ class TitanicSection:
         if row is None:
             raise NotFoundError("Titanic has no request with this UUID. Perhaps it was closed, or has expired.")
         now = time.time()
-        # Others may look at what happens, but what a request says is for its owner and for admins.
+        # All visitors may see the state of requests, but contents are for owners and admins.
         contents = _contents(row, parts_count) if view.visitor.act else None
         return {
             "trouble": "", "row": row, "contents": contents, "parts_count": parts_count,
@@ -236,7 +235,7 @@ _TIMES: Final = (
 
 
 def _attempts(row: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
-    """Return what the database knows of the attempts of a request: it keeps the latest one."""
+    """Return what the database has about the attempts of a request: only the latest one is kept."""
     found = [("Attempts", number(row["attempts"]))]
     if row["started"] is not None:
         latest = f"began {_moment(row['started'])}"
@@ -286,7 +285,7 @@ def _table(rows: Sequence[Mapping[str, Any]], view: View) -> Table:
 
 
 def _contents(row: Mapping[str, Any], parts_count: int) -> list[tuple[str, str]]:
-    """Return what a request and its replies say, with a title for each frame."""
+    """Return the frames of a request and its replies, each with a title."""
     found = [("Header", f"{name}: {value}") for name, value in json.loads(row["headers"] or "{}").items()]
     for title, packed in (
         ("Body", row["body"]),

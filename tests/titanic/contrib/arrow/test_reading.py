@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from support.databases import OneOfEachState
 
 from zmdp.mdp.errors import ZmdpError
-from zmdp.titanic.contrib.arrow import connection, reading
+from zmdp.titanic.contrib.arrow import reading, transfer
 from zmdp.titanic.contrib.arrow.columns import REQUESTS
 from zmdp.titanic.contrib.arrow.reading import Requests, select_requests
 
@@ -174,7 +174,7 @@ def test_counts_equal_those_of_sql(db, monkeypatch):
     db.run("DELETE FROM titanic_requests WHERE id IN (1, 22, 50, 51, 52, 90)")
     monkeypatch.setattr(reading, "CHUNK_ROWS", 13)
     monkeypatch.setattr(reading, "MIN_RANGE_ROWS", 20)
-    monkeypatch.setattr(connection, "MAX_ROWS", 5)
+    monkeypatch.setattr(transfer, "MAX_ROWS", 5)
     for where, options in COUNTED.items():
         requests = Requests(db.url, REQUESTS, condition=select_requests(options))
         ranges = requests.ranges(8)
@@ -208,7 +208,7 @@ def test_chunks_follow_each_other(db, monkeypatch, name):
 def test_batches_are_bounded(db, monkeypatch):
     for size in (10, 10, 5000, 10, 10, 10, 10):
         db.add("echo", bytes(size))
-    monkeypatch.setattr(connection, "MAX_BYTES", 1000)
+    monkeypatch.setattr(transfer, "MAX_BYTES", 1000)
     batches = list(requests_of(db, "id", request=pa.binary()).read(0, 7))
     assert [id_ for batch in batches for id_ in batch["id"].to_pylist()] == [1, 2, 3, 4, 5, 6, 7]
     assert 2 <= len(batches) <= 3  # depends on whether a batch may end before the large body

@@ -12,10 +12,9 @@ import pytest
 
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import enqueue
-from zmdp.titanic.api.frames import unpack
-from zmdp.titanic.api.options import MAX_SECONDS, OPTIONS
+from zmdp.titanic.api.submission import MAX_SECONDS, OPTIONS, unpack
 from zmdp.titanic.contrib.arrow import rows as row_rules
-from zmdp.titanic.contrib.arrow.bodies import binary
+from zmdp.titanic.contrib.arrow.packing import binary
 from zmdp.titanic.contrib.arrow.rows import COLUMNS, STAGED, plan_rows
 from zmdp.titanic.db.store import staging
 from zmdp.workers.handling import MAX_BODY_FRAMES

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from support.databases import check_columns
 
 from zmdp.mdp.errors import TitanicError
-from zmdp.titanic.api.frames import unpack
+from zmdp.titanic.api.submission import unpack
 from zmdp.titanic.contrib.arrow import rows as row_rules
 from zmdp.titanic.contrib.arrow import writing as arrow_writing
 from zmdp.titanic.contrib.arrow.rows import BadRow, plan_rows

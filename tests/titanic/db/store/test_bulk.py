@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from zmdp.titanic.api.frames import pack
+from zmdp.titanic.api.submission import pack
 from zmdp.titanic.db import store
 from zmdp.titanic.db.store import bulk
 from zmdp.titanic.db.store.bulk import Bulk

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from support.processes import eventually
 
 from zmdp.titanic.db import store
+from zmdp.titanic.db.store import models as sql
 from zmdp.titanic.db.store import staging
-from zmdp.titanic.db.store import tables as sql
 from zmdp.titanic.operator import admin
 
 NOW = 1_800_000_000.0

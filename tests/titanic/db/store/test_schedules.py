@@ -13,8 +13,8 @@ from support.titanics import StoppedClock
 
 from zmdp.titanic.api.schedules import parse_schedule
 from zmdp.titanic.db import schema, store
+from zmdp.titanic.db.store import models as sql
 from zmdp.titanic.db.store import schedules
-from zmdp.titanic.db.store import tables as sql
 from zmdp.titanic.db.store.schedules import MAX_FIRED, Edit, Edited, Listing
 
 NOW = 1_800_000_000.0

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 from support.databases import check_counts, waiting_for_locks
 from support.garbage import no_collector
 
-from zmdp.titanic.api.options import MAX_FROM, Submission
 from zmdp.titanic.api.schedules import parse_schedule
+from zmdp.titanic.api.submission import MAX_FROM, Submission
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store import counts, maintenance, replies
-from zmdp.titanic.db.store import tables as sql
+from zmdp.titanic.db.store import counts, replies, upkeep
+from zmdp.titanic.db.store import models as sql
 from zmdp.titanic.operator import admin
 
 NOW = 1_800_000_000.0
@@ -573,7 +573,7 @@ def test_a_retry_dated_by_a_clock_that_was_ahead_runs_now(tables):
     claimed = tables.running()
     tables.do(store.reschedule, again(claimed, due=NOW + DAY))
     wanted, latest = tables.add(due=NOW + DAY), tables.running()
-    tables.do(store.reschedule, again(latest, due=NOW + 1.2 * maintenance.MAX_BACKOFF_SECONDS))
+    tables.do(store.reschedule, again(latest, due=NOW + 1.2 * upkeep.MAX_BACKOFF_SECONDS))
     tables.maintain()
     assert [tables.row(each.uuid).state for each in (claimed, wanted, latest)] == ["pending", "delayed", "delayed"]
 
@@ -1026,8 +1026,8 @@ def test_expired_keys_are_deleted(tables):
 @pytest.fixture
 def four_at_once(monkeypatch):
     """Let maintenance take four rows of each kind, and no time for more."""
-    monkeypatch.setattr(maintenance, "SWEEP_ROWS", 4)
-    monkeypatch.setattr(maintenance, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "SWEEP_ROWS", 4)
+    monkeypatch.setattr(upkeep, "SWEEP_SECONDS", 0.0)
 
 
 def expired(tables, submission, number):
@@ -1043,7 +1043,7 @@ def test_one_call_deletes_only_some_rows_so_that_accepts_do_not_wait(tables, sub
 
 
 def test_one_call_goes_on_while_it_has_time(tables, submission, four_at_once, monkeypatch):
-    monkeypatch.setattr(maintenance, "SWEEP_SECONDS", 1000.0)
+    monkeypatch.setattr(upkeep, "SWEEP_SECONDS", 1000.0)
     expired(tables, submission, 10)
     assert tables.maintain(NOW + 1).more is False
     assert (tables.count(), tables.count(sql.KEYS)) == (0, 0)

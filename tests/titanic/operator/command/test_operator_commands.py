@@ -10,8 +10,8 @@ from support.titanics import row, serving, state
 
 from zmdp.titanic import Titanic
 from zmdp.titanic.operator.command.operators import _completed
-from zmdp.titanic.operator.command.parameters import ServiceExpiry
-from zmdp.titanic.server.outcomes import Retention
+from zmdp.titanic.operator.command.parameter_types import ServiceExpiry
+from zmdp.titanic.server.outcome import Retention
 
 
 @pytest.fixture

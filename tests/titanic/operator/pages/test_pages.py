@@ -19,9 +19,9 @@ from zmdp.clients import Client
 from zmdp.mdp.security.tokens import new_token
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
-from zmdp.titanic.api.frames import pack
+from zmdp.titanic.api.submission import pack
 from zmdp.titanic.db import schema, store
-from zmdp.titanic.db.store.tables import R
+from zmdp.titanic.db.store.models import R
 from zmdp.titanic.operator.pages.database import AdminDatabase
 from zmdp.workers import ServiceError, Worker
 

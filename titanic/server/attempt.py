@@ -6,9 +6,8 @@ Each request is sent on behalf of its owner, so the broker refuses what the owne
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 
 from ...clients import (
     AsyncClient,
@@ -24,19 +23,9 @@ from ...clients.calls.call import Call, Outcome
 from ...clients.rows.calls import LIMITED
 from ...mdp.codes import Code
 from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced
-from ..api.frames import pack, unpack
+from ..api.submission import pack, unpack
 from ..db import store
-from ..db.group_commit import BatchExecutor
-from .callers import Callers
-from .outcomes import (
-    BACKOFF_SECONDS,
-    AttemptResult,
-    RetryPolicy,
-    fits,
-    log_fields,
-    request_id,
-    transient_pause,
-)
+from .outcome import BACKOFF_SECONDS, AttemptResult, Outcomes, fits, log_fields, request_id, transient_pause
 
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""
@@ -46,37 +35,42 @@ MAX_UNSTORED_BYTES: Final = 64 << 20
 log = logging.getLogger("zmdp.titanic")
 
 
-class Means(NamedTuple):
-    """What attempts are made with."""
+class Slots(Protocol):
+    """The dispatcher, as later steps know it: an attempt occupies a slot, which is given back in two parts.
 
-    client: AsyncClient
-    """Sends the requests."""
-    retries: RetryPolicy
-    """Decides what follows."""
-    writer: BatchExecutor
-    """Stores PARTIALs."""
-    callers: Callers
-    """Those that wait for PARTIALs."""
+    Nothing else goes from an attempt, or from its outcome, to earlier steps.
+    """
+
+    def executed(self, attempt: "Attempt") -> None:
+        """Use the service's credit for another request: the service has finished this one."""
+
+    def stored(self, attempt: "Attempt", result: AttemptResult) -> None:
+        """Forget the attempt, whose result is stored."""
 
 
 class Attempt:
     """A request that was claimed, and one attempt to execute it.  It receives the reply without a task of its own.
 
-    `ended` is called with it and its result.
+    Args:
+        claimed: The request.
+        client: Sends it.
+        outcomes: Decides the result, and stores it.
+        slots: Where the attempt occupies a slot until then.
     """
 
     __slots__ = (
-        "_again", "_call", "_ended", "_finish", "_means", "_parts", "_result", "_unstored", "_unstored_bytes",
-        "claimed", "is_over", "is_sent",
+        "_again", "_call", "_client", "_finish", "_outcomes", "_parts", "_result", "_slots", "_unstored",
+        "_unstored_bytes", "claimed", "is_over", "is_sent",
     )  # fmt: skip
 
-    def __init__(self, means: Means, claimed: store.Claimed, ended: "Callable[[Attempt, AttemptResult], None]") -> None:
+    def __init__(self, claimed: store.Claimed, client: AsyncClient, outcomes: Outcomes, slots: Slots) -> None:
         self.claimed = claimed
         self.is_sent = False
         self.is_over = False
         """Whether its result is being stored, or it was given up."""
-        self._means = means
-        self._ended = ended
+        self._client = client
+        self._outcomes = outcomes
+        self._slots = slots
         self._call: Call | None = None
         self._again: asyncio.TimerHandle | None = None
         """Sends the request again, which a limit has kept from starting."""
@@ -92,13 +86,13 @@ class Attempt:
     def begin(self) -> None:
         """Send the request."""
         self.is_sent = True
-        claimed, retries = self.claimed, self._means.retries
+        claimed, retries = self.claimed, self._outcomes.retries
         result: AttemptResult
         failed: BaseException
         try:
             headers, options = _addressing(claimed)
             headers, self._finish = continuing(claimed.service, headers)
-            self._call = self._means.client.begin(
+            self._call = self._client.begin(
                 self, claimed.service, *unpack(claimed.body), headers=headers, options=options
             )
         except (ValueError, SettingError) as error:  # it can never be sent: another program may have written the row
@@ -137,7 +131,7 @@ class Attempt:
         if self._again is not None:
             self._again.cancel()
         if self._call is not None:
-            self._means.client.cancel(self._call)
+            self._client.cancel(self._call)
             self._end_span(RequestCancelled("given up: its result is not wanted any more"))
 
     def _end_span(self, error: BaseException | None) -> None:
@@ -146,7 +140,7 @@ class Attempt:
 
     def _after(self, outcome: Outcome) -> AttemptResult | None:
         """Return the result of the attempt, or None after a PARTIAL, which is being stored."""
-        claimed, retries = self.claimed, self._means.retries
+        claimed, retries = self.claimed, self._outcomes.retries
         if isinstance(outcome, RequestError):
             return retries.after_error(claimed, outcome)
         if not isinstance(outcome, Reply):
@@ -156,7 +150,7 @@ class Attempt:
         return self._after_partial(outcome)
 
     def _after_partial(self, part: Reply) -> AttemptResult | None:
-        claimed, retries, number = self.claimed, self._means.retries, self._parts
+        claimed, retries, number = self.claimed, self._outcomes.retries, self._parts
         result: AttemptResult
         if number == MAX_PARTIALS:
             result = retries.failure(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTIALS} PARTIALs")
@@ -165,30 +159,29 @@ class Attempt:
         elif self._unstored_bytes > MAX_UNSTORED_BYTES:
             result = retries.after_error(claimed, self._overrun())
         else:
-            saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
+            body = pack(part)
             self._parts += 1
             self._unstored += 1
-            self._unstored_bytes += len(saved.body)
-            self._means.writer.insist(store.add_partials, saved, partial(self._stored, len(saved.body)))
+            self._unstored_bytes += len(body)
+            self._outcomes.add_partial(claimed, number, body, self._partial_stored)
             return None
         if self._call is not None:
-            self._means.client.cancel(self._call)
+            self._client.cancel(self._call)
         return result
 
     def _overrun(self) -> RequestError:
         """Return the error of a stream that is not stored in time: its own if the database accepts what it can."""
         service, unstored = self.claimed.service, f"{self._unstored_bytes} bytes are unstored"
-        if self._means.writer.failing:
+        if self._outcomes.failing:
             return StreamInterrupted(f"the database fails, and the stream goes on: {unstored}", service=service)
         text = f"the stream arrives faster than the database stores it: {unstored}"
         remedy = "yield less, or store large data elsewhere and yield references"
         return ServiceError(Code.TOO_LARGE, f"{text}; {remedy}", service=service)
 
-    def _stored(self, size: int, _: None) -> None:
+    def _partial_stored(self, size: int) -> None:
         """Record that a PARTIAL of this size was stored."""
         self._unstored -= 1
         self._unstored_bytes -= size
-        self._means.callers.progressed(self.claimed.uuid)
         if self._result is not None:
             self._end(self._result)
 
@@ -198,12 +191,13 @@ class Attempt:
         if not self.is_over and not self._unstored:
             self.is_over = True
             self._call = None  # no cycles: garbage would have to be collected for each request
-            self._ended(self, result)
+            self._outcomes.record(self.claimed, result, partial(self._slots.stored, self))
+            self._slots.executed(self)
 
     def _broken(self, error: Exception) -> AttemptResult:
         claimed = self.claimed
         log.error("%s cannot be dispatched", claimed.uuid.hex, exc_info=error, extra=log_fields(claimed))
-        return self._means.retries.reschedule(
+        return self._outcomes.retries.reschedule(
             claimed.id, claimed.attempt, transient_pause(claimed.attempt), repr(error)
         )
 

@@ -1,4 +1,4 @@
-"""Convert whole columns of bodies between Arrow and the form of the database (titanic/api/frames.py)."""
+"""Convert whole columns of bodies between Arrow and the form of the database (titanic/api/submission.py)."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...api.frames import LENGTH, unpack
+from ...api.submission import LENGTH_BYTES, unpack
 
 UUID_BYTES: Final = 16
 _LENGTHS: Final = ">u4"
@@ -18,7 +18,7 @@ def pack_bodies(bodies: pa.Array) -> pa.Array:
     lists = pa.types.is_list(bodies.type)
     frames = (bodies.flatten() if lists else bodies).cast(pa.binary())
     lengths = pc.binary_length(frames).to_numpy(zero_copy_only=False).astype(_LENGTHS)
-    framed = pc.binary_join_element_wise(binary(lengths.tobytes(), LENGTH), frames, b"")
+    framed = pc.binary_join_element_wise(binary(lengths.tobytes(), LENGTH_BYTES), frames, b"")
     if not lists:
         return framed
     ends = np.cumsum(pc.list_value_length(bodies).to_numpy(zero_copy_only=False))
@@ -67,13 +67,13 @@ def _single_frames(values: pa.Array) -> pa.Array | None:
     filled = sizes > 0
     starts = offsets[:-1][filled]
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
-    prefixes = starts[:, None] + np.arange(LENGTH)
-    if (data[prefixes].view(_LENGTHS)[:, 0] + LENGTH != sizes[filled]).any():
+    prefixes = starts[:, None] + np.arange(LENGTH_BYTES)
+    if (data[prefixes].view(_LENGTHS)[:, 0] + LENGTH_BYTES != sizes[filled]).any():
         return None
     kept = np.ones(len(data), bool)
     kept[prefixes] = False
     frames = data[offsets[0] : offsets[-1]][kept[offsets[0] : offsets[-1]]]
-    ends = np.cumsum(sizes - LENGTH * filled)
+    ends = np.cumsum(sizes - LENGTH_BYTES * filled)
     found = pa.Array.from_buffers(pa.binary(), len(values), [None, _offsets(ends).buffers()[1], pa.py_buffer(frames)])
     return found if filled.all() else pc.if_else(pa.array(filled), found, pa.scalar(None, pa.binary()))
 

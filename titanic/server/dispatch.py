@@ -1,27 +1,34 @@
 """Claims requests and has them executed: as many for each service as its workers can take (C31).
 
 A request is claimed only if its service has workers, and only slightly more requests are claimed than these can take.
-So a slow service does not delay others, and urgent requests run first.
+So a slow service does not delay others, and urgent requests run first.  The requests of each service are in a `Lane`,
+which decides how many are claimed and which is sent next; the `Dispatcher` asks.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from ..api.options import Submission
+from ...clients import AsyncClient
+from ..api.submission import Submission
 from ..db import store
 from ..db.engine import Database
 from ..db.group_commit import StoreError
-from ..db.metrics import Metrics
-from .attempts import Attempt, Means
-from .lanes import NO_CAPACITY, Capacity, Lane
-from .outcomes import AttemptResult, log_fields
-from .quota import Quota
+from .attempt import Attempt
+from .counters import Metrics, Quota
+from .outcome import AttemptResult, Outcomes, log_fields
 
+PREFETCH_FACTOR: Final = 2
+"""Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""
+CLAIM_AHEAD_SECONDS: Final = 0.05
+"""Seconds of further requests to claim ahead, at the rate at which the service completes them."""
+MAX_CLAIMED: Final = 2000
+"""Maximum number of requests claimed for one service."""
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
 MAX_UNSTORED: Final = 1000
@@ -30,20 +37,167 @@ MAX_UNSTORED: Final = 1000
 log = logging.getLogger("zmdp.titanic")
 
 
+class Capacity(NamedTuple):
+    """How many requests a service can take at a time."""
+
+    credit: int = 0
+    """The credit of its workers, or how many requests its limits let start soon."""
+    per_group: int | None = None
+    """The same for each group; None without limits of groups."""
+
+
+NO_CAPACITY: Final = Capacity()
+
+
+class Lane:
+    """The requests of one service between claim and outcome: how many to claim, and which the broker gets next."""
+
+    __slots__ = (
+        "ahead", "arrived", "buffer", "capacity", "claiming", "ended", "grouped", "groups", "held", "in_flight",
+        "last_group", "pending", "service",
+    )  # fmt: skip
+
+    def __init__(self, service: str, capacity: Capacity) -> None:
+        self.service = service
+        self.capacity = capacity
+        self.pending = False
+        """Whether there may be requests to claim."""
+        self.grouped = False
+        """Whether some of them may have a group."""
+        self.last_group = ""
+        """The group that had the last turn."""
+        self.groups: dict[str, int] = {}
+        """How many requests of each group are held."""
+        self.claiming = False
+        self.arrived = False
+        """Whether the database was said to have requests since the last claim began."""
+        self.buffer: deque[Attempt] = deque()
+        """Requests that are claimed but not yet sent to the broker."""
+        self.held = 0
+        """Requests that are claimed and have no outcome yet."""
+        self.in_flight = 0
+        """Requests at the broker."""
+        self.ended = 0
+        """Requests that have ended since the last maintenance."""
+        self.ahead = 0
+        """How many requests to claim beyond those that are sent to the broker."""
+
+    # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def look(self, *, grouped: bool) -> None:
+        """Note that the database has requests for the service; `grouped`, if some have a group."""
+        self.pending = self.arrived = True
+        self.grouped |= grouped
+
+    def begin_claim(self) -> int:
+        """Return how many requests to claim now; if there are any, `end_claim` must follow."""
+        if not self.pending or not self.capacity.credit or self.claiming:
+            return 0
+        if self.held * 4 > self.room * 3:  # claiming several costs little more than claiming one
+            return 0
+        self.claiming = True
+        self.arrived = False
+        return self.room - self.held
+
+    def turns(self) -> store.Turns | None:
+        """Return the turns of groups for a claim, or None if no request has a group."""
+        room = self.group_room
+        if not self.grouped and room is None:
+            return None
+        return store.Turns(self.last_group, self.groups.copy(), room)
+
+    def end_claim(self, claim: store.Claim, found: Sequence[store.Claimed]) -> None:
+        """End a claim that has found these requests."""
+        self.claiming = False
+        if found:
+            self.last_group = found[-1].group_name
+        # With turns, a claim that leaves room may have left requests of a group that had its share.
+        exhausted = len(found) < claim.limit if claim.turns is None else not found
+        if exhausted and not self.arrived:
+            self.pending = self.grouped = False
+
+    # ── requests that are claimed ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def room(self) -> int:
+        """How many requests may be claimed in all."""
+        return min(self.capacity.credit * PREFETCH_FACTOR + self.ahead, MAX_CLAIMED)
+
+    @property
+    def group_room(self) -> int | None:
+        """How many requests of a group may be claimed; None for any number."""
+        per_group = self.capacity.per_group
+        return None if per_group is None else per_group * PREFETCH_FACTOR
+
+    def add(self, attempt: Attempt) -> None:
+        """Add a request that was claimed."""
+        self.buffer.append(attempt)
+        self.held += 1
+        group = attempt.claimed.group_name
+        self.groups[group] = self.groups.get(group, 0) + 1
+
+    def next(self) -> Attempt | None:
+        """Return the next request to send to the broker; None if there is none, or its workers have enough."""
+        if not self.buffer or self.in_flight >= self.capacity.credit * PREFETCH_FACTOR:
+            return None
+        self.in_flight += 1
+        return self.buffer.popleft()
+
+    def drop(self, attempt: Attempt) -> None:
+        """Remove a request that was not sent."""
+        self.buffer.remove(attempt)
+        self._leave(attempt)
+
+    def executed(self, attempt: Attempt) -> None:
+        """Record that the service has finished a request."""
+        self.in_flight -= 1
+        self.ended += 1
+        self._leave(attempt)
+
+    def _leave(self, attempt: Attempt) -> None:
+        self.held -= 1
+        group, room = attempt.claimed.group_name, self.group_room
+        left = self.groups.pop(group) - 1
+        if left:
+            self.groups[group] = left
+        if room is not None and left == room // 2:  # the group was full, perhaps, and may have requests that wait
+            self.pending = True
+
+    def observe(self, seconds: float) -> None:
+        """Adapt to the rate at which the service completed requests in the last `seconds`."""
+        self.ahead = max(int(self.ended / seconds * CLAIM_AHEAD_SECONDS), self.ahead // 2)
+        self.ended = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do for the service."""
+        return not ((self.pending and self.capacity.credit) or self.claiming or self.held)
+
+
 class Dispatcher:
     """The requests that this Titanic is running, in a lane for each service.
 
     Args:
-        database: Claims and releases requests, and stores what has become of them.
-        means: What attempts to execute them are made with.
-        quota: Told of each request that was stored or has ended.
-        metrics: Counts them too.
-        lease: Until when claimed requests belong to this Titanic.
+        database: Claims and releases requests.
+        client: Sends them.
+        outcomes: Stores the results of attempts to execute them.
+        quota: Told of each request that was accepted.
+        metrics: Counts requests and attempts.
+        lease: This Titanic's lease on the requests that it claims.
     """
 
-    def __init__(self, database: Database, means: Means, quota: Quota, metrics: Metrics, lease: store.Lease) -> None:
+    def __init__(
+        self,
+        database: Database,
+        client: AsyncClient,
+        outcomes: Outcomes,
+        quota: Quota,
+        metrics: Metrics,
+        lease: store.Lease,
+    ) -> None:
         self._database = database
-        self._means = means
+        self._client = client
+        self._outcomes = outcomes
         self._quota = quota
         self._metrics = metrics
         self._lease = lease
@@ -51,10 +205,6 @@ class Dispatcher:
         self._running: dict[int, Attempt] = {}
         self._bytes = 0
         """Size of the bodies of running requests."""
-        self._unstored = 0
-        """Results that are not stored yet."""
-        self._unstored_bytes = 0
-        """Size of their replies."""
         self._offered: dict[str, Capacity] = {}
         self._stopped = False
         self._none_running = asyncio.Event()
@@ -68,16 +218,16 @@ class Dispatcher:
 
     @property
     def offered(self) -> Mapping[str, Capacity]:
-        """The services that have workers, and what these take at a time."""
+        """The services that have workers, and how many requests these can take at a time."""
         return self._offered
 
     @property
     def lanes(self) -> Mapping[str, Lane]:
-        """The services for which there is something to do."""
+        """The services that have requests, by name."""
         return self._lanes
 
     def offer(self, offered: dict[str, Capacity]) -> None:
-        """Set which services have workers, and what these take at a time."""
+        """Set which services have workers, and how many requests these can take at a time."""
         self._offered = offered
         for lane in list(self._lanes.values()):
             lane.capacity = offered.get(lane.service, NO_CAPACITY)
@@ -91,7 +241,7 @@ class Dispatcher:
         return lane
 
     def observe(self, seconds: float) -> None:
-        """Adapt to what happened in the last `seconds`, and forget services for which there is nothing to do."""
+        """Adapt lanes to the rate in the last `seconds`, and forget services for which there is nothing to do."""
         for lane in list(self._lanes.values()):
             lane.observe(seconds)
             if lane.idle:
@@ -124,8 +274,8 @@ class Dispatcher:
 
     def _fill(self, lane: Lane) -> None:
         """Take further requests for the service if there may be some and there is room for them."""
-        left = MAX_BYTES - self._bytes - self._unstored_bytes
-        if self._stopped or self._unstored >= MAX_UNSTORED or (left <= 0 and lane.held):
+        left = MAX_BYTES - self._bytes - self._outcomes.unstored_bytes
+        if self._stopped or self._outcomes.unstored >= MAX_UNSTORED or (left <= 0 and lane.held):
             return
         limit = lane.begin_claim()
         if limit:
@@ -146,7 +296,7 @@ class Dispatcher:
         if self._stopped:
             return  # `drain` releases it
         self.abandon(self._running.get(claimed.id))
-        self._running[claimed.id] = attempt = Attempt(self._means, claimed, self._ended)
+        self._running[claimed.id] = attempt = Attempt(claimed, self._client, self._outcomes, self)
         self._bytes += len(claimed.body)
         lane.add(attempt)
 
@@ -159,36 +309,20 @@ class Dispatcher:
             attempt.begin()
         self._fill(lane)
 
-    def _ended(self, attempt: Attempt, result: AttemptResult) -> None:
-        """Store the result of an attempt, and send the broker the next request."""
-        self._unstored += 1
-        self._unstored_bytes += _size(result)
-        work: Any = store.finish if isinstance(result, store.Outcome) else store.reschedule
-        self._database.writer.insist(work, result, partial(self._stored, attempt, result))
-        self._executed(attempt)
-
-    def _stored(self, attempt: Attempt, result: AttemptResult, current: bool | None) -> None:
-        """Tell that a result was stored; an outcome only if its attempt was `current`."""
-        claimed = attempt.claimed
-        self._unstored -= 1
-        self._unstored_bytes -= _size(result)
-        self._forget(attempt)
-        if isinstance(result, store.Outcome):
-            self._quota.add(claimed.service, -1)
-            self._metrics.ended(result.code)
-            self._means.callers.ended(claimed.uuid, result if current else None)
-        else:
-            self._metrics.retries += 1
-            self.look.set()
-            self._means.callers.progressed(claimed.uuid)
-        self._fill(self.lane(claimed.service))
-
-    def _executed(self, attempt: Attempt) -> None:
+    def executed(self, attempt: Attempt) -> None:
+        """Send the broker the next request of the service, which has finished this one."""
         lane = self._lanes[attempt.claimed.service]
         lane.executed(attempt)
         self._proceed(lane)
 
-    # ── what is running ──────────────────────────────────────────────────────────────────────────────────────────────
+    def stored(self, attempt: Attempt, result: AttemptResult) -> None:
+        """Take further requests for the service: the result of this attempt is stored."""
+        self._forget(attempt)
+        if isinstance(result, store.Reschedule):
+            self.look.set()
+        self._fill(self.lane(attempt.claimed.service))
+
+    # ── running requests ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def running(self) -> Mapping[int, Attempt]:
@@ -213,7 +347,7 @@ class Dispatcher:
             )  # fmt: skip
             attempt.cancel()
             self._forget(attempt)
-            self._executed(attempt)
+            self.executed(attempt)
 
     def _forget(self, attempt: Attempt) -> None:
         self._bytes -= len(attempt.claimed.body)
@@ -223,11 +357,11 @@ class Dispatcher:
             self._none_running.set()
 
     def counts(self) -> dict[str, Any]:
-        """Return what there is now, by name, ready for JSON.  Any thread may call it."""
+        """Return the current numbers of requests and services, ready for JSON.  Any thread may call it."""
         return {
             "claimed": len(self._running),
             "in_flight": sum(lane.in_flight for lane in self._lanes.copy().values()),
-            "unstored": self._unstored,
+            "unstored": self._outcomes.unstored,
             "services": len(self._offered),
         }
 
@@ -263,7 +397,3 @@ class Dispatcher:
         with suppress(StoreError):
             await self._database.writer.submit(store.release, self._lease.holder)
         return len(left)
-
-
-def _size(result: AttemptResult) -> int:
-    return len(result.reply or b"") if isinstance(result, store.Outcome) else 0

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.operator.pages import section
-from zmdp.titanic.operator.pages.history import Look, charts, new_history
+from zmdp.titanic.operator.pages.charts import Look, charts, new_history
+from zmdp.titanic.server.counters import Metrics
 
 
 def stats(**states):

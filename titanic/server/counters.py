@@ -1,10 +1,22 @@
-"""How many requests may wait: about how many there are in the database that have not ended, and how many may be."""
+"""The counters of one Titanic: its quota of requests that have not ended, and its metrics since it started.
 
+The event loop and the database's threads count, and another thread may read the metrics at any time: each number by
+itself is right.  docs/how-to/operations.md explains them, and the metrics that are counted in the database.
+"""
+
+import time
+from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
+
+from ..db.group_commit import CommitMetrics
 
 DEFAULT_MAX_WAITING: Final = 2_000_000
 DEFAULT_MAX_PER_SERVICE: Final = DEFAULT_MAX_WAITING // 2
+MAX_CODES: Final = 32
+"""Different outcomes that are counted by name; further codes of handlers count as `OTHER_CODE`."""
+OTHER_CODE: Final = "other"
+OK: Final = "ok"
 
 
 class Quota:
@@ -64,3 +76,47 @@ class Quota:
         if after:
             self._waiting[service] = after
         self._total += min(after, self.max_per_service) - min(before, self.max_per_service)
+
+
+class Metrics:
+    """The counts of one Titanic since it started."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.accepted = 0
+        """Requests that were stored, or were stored already under the UUID that their caller chose."""
+        self.repeated = 0
+        """Requests whose key was known."""
+        self.rejected: Counter[str] = Counter()
+        """Requests that were not stored, by reason."""
+        self.attempts = 0
+        """Attempts that were begun: requests sent to their services, each time."""
+        self.retries = 0
+        """Attempts after which the request waits for another."""
+        self.deaths = 0
+        """Workers that were lost while they handled a request."""
+        self.finished: Counter[str] = Counter()
+        """Requests that ended: `OK`, or the code of the failure."""
+        self.commits = {"writer": CommitMetrics(), "keys": CommitMetrics()}
+        """By thread; that of the keys is used with PostgreSQL only."""
+
+    def ended(self, code: int | None) -> None:
+        """Count a request that ended: with a reply, or with a failure of this code."""
+        outcome = OK if code is None else f"{code:03}"
+        if outcome not in self.finished and len(self.finished) >= MAX_CODES:
+            outcome = OTHER_CODE
+        self.finished[outcome] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts by name, ready for JSON."""
+        return {
+            "up_seconds": round(time.monotonic() - self.started, 3),
+            "accepted": self.accepted,
+            "repeated": self.repeated,
+            "rejected": dict(self.rejected),
+            "attempts": self.attempts,
+            "retries": self.retries,
+            "deaths": self.deaths,
+            "finished": dict(self.finished),
+            "commits": {name: each.as_dict() for name, each in self.commits.items()},
+        }

@@ -1,4 +1,4 @@
-"""What the charts of a Titanic show: its last hour."""
+"""The charts of a Titanic: its last hour."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ....dashboard.shell.charts import Chart, chart
 from ....dashboard.shell.formats import number, seconds
 from ....dashboard.shell.timeline import SPAN_SECONDS, STEP_SECONDS, Timeline
 from ....mdp.histogram import Histogram
-from ...db.metrics import OK
+from ...server.counters import OK
 
 STATES: Final = ("pending", "running", "delayed")
 """The states that are shown: how many are done or failed says little about an hour."""
@@ -16,7 +16,7 @@ STATES: Final = ("pending", "running", "delayed")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What happened within a step.  Times are in seconds, and None if nothing was committed."""
+    """The rates and times within a step.  Times are in seconds, and None if nothing was committed."""
 
     at: float
     states: Mapping[str, int]
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a Titanic had counted at a moment, and what was in its database unless that could not be read."""
+    """The metrics of a Titanic at a moment, and the numbers in its database unless that could not be read."""
 
     at: float
     counted: Mapping[str, Any]
@@ -102,6 +102,6 @@ def _point(earlier: Look, latest: Look, states: Mapping[str, int]) -> Point:
 
 
 def _commits(counted: Mapping[str, Any]) -> Histogram:
-    """Return the durations of the commits of what was accepted and of what happened to it."""
+    """Return the durations of all commits, of requests and of their outcomes."""
     found = counted["commits"]["writer"]["seconds"]
     return Histogram(found["buckets"], found["sum"])

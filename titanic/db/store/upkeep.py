@@ -9,9 +9,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from .claims import Clock, Lease, is_invalid, renew
 from .counts import count_waiting, fold
-from .leases import Clock, Lease, is_invalid, renew
-from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
+from .models import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
 SWEEP_ROWS: Final = 200
 """How many rows of a kind are changed or deleted at a time."""
@@ -66,7 +66,7 @@ def _maintain(connection: Connection, asked: MaintenanceRound) -> Findings:
         renew(connection, asked.lease, now)
     _shorten_leases(connection, now)
     living = sa.select(W.holder).where(W.lease > now)
-    # Whoever asks is alive, even if the clock was set ahead beyond the end of its lease.
+    # The Titanic that asks is alive, even if the clock was set ahead beyond the end of its lease.
     orphaned = sa.and_(is_in("running"), R.holder != asked.lease.holder, R.holder.not_in(living))
     # A request may be delayed for years, but not a retry: its time comes from a clock that was ahead.
     far = sa.and_(is_in("delayed"), R.attempts > sa.literal_column("0"), R.due > now + 2 * MAX_BACKOFF_SECONDS)

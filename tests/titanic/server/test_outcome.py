@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.titanic.server.outcomes import Retention
+from zmdp.titanic.server.outcome import Retention
 
 FULL = Retention(100, {"resize": 10}, 1000, {"mail": 5})
 

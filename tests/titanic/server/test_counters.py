@@ -1,4 +1,4 @@
-"""What a Titanic counts, in itself and with real requests."""
+"""What a Titanic counts, in itself and with real requests, and how much room there is for requests."""
 
 import json
 
@@ -9,7 +9,8 @@ from support.titanics import BEATS, LIMITS, running_bench, serving
 from zmdp.clients import Client
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
-from zmdp.titanic.db.metrics import BATCH_BOUNDS, MAX_CODES, CommitMetrics, Metrics
+from zmdp.titanic.db.group_commit import BATCH_BOUNDS, CommitMetrics
+from zmdp.titanic.server.counters import MAX_CODES, Metrics, Quota
 from zmdp.workers import ServiceError, Worker
 
 
@@ -94,3 +95,23 @@ def test_failed_transactions_are_counted(tmp_path):
             assert server.metrics.rejected == {"database": 1}
             assert server.metrics.commits["writer"].failures > 0
             (tmp_path / "away.db").rename(path)
+
+
+def test_what_a_service_has_beyond_its_share_takes_no_room_from_others():
+    quota = Quota(4, 2)
+    quota.counted({"bulk": 3_000_000, "": 1})
+    assert quota.why_full("bulk") == (
+        "full: 2 requests to bulk have not ended (--max-waiting-per-service); try again later"
+    )
+    assert quota.why_full("other") is None
+    quota.add("other", 1)
+    assert quota.why_full("other") == "full: 4 requests have not ended (--max-waiting); try again later"
+    assert quota.take_refused()
+    quota.add("other", -1)
+    assert quota.why_full("other") is None
+    quota.counted({"bulk": 1})
+    assert quota.why_full("bulk") is None
+    for _ in range(2):  # more than were counted: they began before
+        quota.add("bulk", -1)
+    quota.add("bulk", 1)
+    assert quota.why_full("bulk") is None

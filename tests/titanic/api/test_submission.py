@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import time
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from uuid import UUID
+from uuid import RFC_4122, UUID
 
 import pytest
 from hypothesis import example, given
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import Titanic
-from zmdp.titanic.api.frames import unpack
-from zmdp.titanic.api.options import (
+from zmdp.titanic.api.submission import (
     MAX_FROM,
     MAX_KEY_BYTES,
     MAX_PRIORITY,
@@ -30,12 +30,15 @@ from zmdp.titanic.api.options import (
     Submission,
     SubmissionOptions,
     encode_options,
+    new_uuid,
+    pack,
     parse_close,
     parse_reply_request,
     parse_submission,
     parse_uuid,
+    unpack,
 )
-from zmdp.titanic.operator.command.parameters import flag
+from zmdp.titanic.operator.command.parameter_types import flag
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES
 
 NOW = 1_800_000_000.0
@@ -409,3 +412,74 @@ def test_only_32_hex_digits_are_a_uuid(text):  # C30
     found = parse_uuid(text)
     assert (found is not None) == bool(re.fullmatch(rb"[0-9a-fA-F]{32}", text))
     assert found is None or found.hex == text.decode().lower()
+
+
+# ── what the database stores ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+bodies = st.lists(st.binary(max_size=300), max_size=20)
+
+
+@given(bodies)
+def test_unpack_reverses_pack(frames):
+    assert unpack(pack(frames)) == frames
+
+
+@given(bodies, bodies)
+def test_different_frames_are_packed_differently(one, other):
+    assert (pack(one) == pack(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("frames", "packed"),
+    [
+        ([], b""),
+        ([b""], b"\0\0\0\0"),
+        ([b"ab", b"", b"c"], b"\0\0\0\x02ab\0\0\0\0\0\0\0\x01c"),
+        ([bytes(0x010203)], b"\x00\x01\x02\x03" + bytes(0x010203)),
+    ],
+    ids=["none", "one that is empty", "several", "a large one"],
+)
+def test_the_stored_format(frames, packed):
+    assert pack(frames) == packed
+    assert unpack(packed) == frames
+
+
+@given(bodies.filter(bool), st.data())
+def test_unpack_rejects_truncated_values(frames, data):
+    packed = pack(frames)
+    whole = {len(pack(frames[:number])) for number in range(len(frames))}
+    at = data.draw(st.integers(0, len(packed) - 1).filter(lambda at: at not in whole))
+    with pytest.raises(ValueError, match="truncated"):
+        unpack(packed[:at])
+
+
+@given(st.binary(max_size=60))
+def test_unpack_returns_frames_or_raises(packed):
+    try:
+        frames = unpack(packed)
+    except ValueError:
+        return
+    assert pack(frames) == packed
+
+
+def milliseconds(uuid):
+    return uuid.int >> 80
+
+
+def test_a_uuid_is_of_version_7_and_has_the_time():
+    before = time.time_ns() // 1_000_000
+    uuid = new_uuid()
+    assert (uuid.version, uuid.variant) == (7, RFC_4122)
+    assert before <= milliseconds(uuid) <= time.time_ns() // 1_000_000
+
+
+def test_all_other_bits_are_random():
+    uuids = [new_uuid().int for _ in range(3000)]
+    assert len(set(uuids)) == len(uuids)
+    fixed = (1 << 128) - (1 << 80) | 0xF << 76 | 0b11 << 62
+    ever = never = 0
+    for each in uuids:
+        ever |= each
+        never |= ~each
+    assert ever & never | fixed == (1 << 128) - 1

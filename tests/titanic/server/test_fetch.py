@@ -10,7 +10,7 @@ from support.titanics import answer, follow, given, operate, running_bench, serv
 from zmdp.clients import Client
 from zmdp.titanic import Titanic
 from zmdp.titanic.operator import admin
-from zmdp.titanic.server import callers as callers_module
+from zmdp.titanic.server import fetch as callers_module
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For tests that do not depend on the database."""

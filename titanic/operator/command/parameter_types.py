@@ -15,14 +15,7 @@ from ....mdp.cli.console import Decorator, key_options, options
 from ....mdp.security.keys import ClientKeys
 from ....mdp.services.submission import MAX_SECONDS
 from ....mdp.transport.reach import check_listening
-from ...api.options import (
-    ChoiceOption,
-    DurationOption,
-    IntegerOption,
-    Option,
-    TimeOption,
-    read_uuid,
-)
+from ...api.submission import ChoiceOption, DurationOption, IntegerOption, Option, TimeOption, read_uuid
 
 
 class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases

@@ -12,8 +12,8 @@ from sqlalchemy.engine import Connection, Engine
 from ....mdp.errors import SettingError, TitanicError
 from ....mdp.program.extras import install_command
 from ...db import postgresql, schema
-from .bodies import UUID_BYTES, hexadecimal
 from .columns import BODY_COLUMNS
+from .packing import UUID_BYTES, hexadecimal
 
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
@@ -80,7 +80,7 @@ def _postgresql(uri: str) -> "AdbcDatabase":
 
 
 class Postgresql:
-    """A connection to PostgreSQL.  `begin` begins a transaction: ADBC's own would not set what it needs."""
+    """A connection to PostgreSQL.  `begin` begins a transaction: ADBC's own would lack the settings."""
 
     def __init__(self, connection: "AdbcConnection", begin: str) -> None:
         self._connection = connection

@@ -1,18 +1,31 @@
-"""Keeps track of the callers that wait for requests to change, and wakes them.
+"""Answers callers that fetch replies: the service `titanic.reply` of TSP (RFC 9, C28).  Most of them wait.
 
-They are woken by what this Titanic stores, and by `watch` when another Titanic or an operator has changed a request.
+    titanic.reply     uuid            → 200 body+  the reply; 300 not yet; 400 unknown; 500 the request failed
+
+400 and 500 of any service of Titanic mean that nothing was changed.  Callers that speak X1 get a text with the code,
+and a frame with a name for the reason; others get the bare code, which third-party programs compare (C37).
+
+Callers that wait are woken by what this Titanic stores, and by `watch` when another Titanic or an operator has changed
+a request.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext, suppress
 from typing import Final, Self
 from uuid import UUID
 
+from ...mdp.codes import Code
+from ...mdp.errors import TitanicError
+from ...workers import Last, Request
+from ..api.submission import UNKNOWN_UUID, parse_reply_request, unpack
 from ..db import store
 from ..db.group_commit import BatchExecutor, StoreError
 
+OK: Final = b"200"
+NOT_YET: Final = b"300"
 MIN_WATCH_SECONDS: Final = 0.02
 MAX_WATCH_SECONDS: Final = 0.5
 """The shortest and the longest pause between two looks for changes by other Titanics or an operator."""
@@ -110,7 +123,7 @@ class Callers:
         self._submitting: dict[Waiter, None] = {}
         """The callers of `titanic.request` that wait for a reply, the longest-waiting first."""
         self._fetching: dict[Waiter, None] = {}
-        """Those of `titanic.reply`."""
+        """The callers of `titanic.reply`."""
         self._anyone = asyncio.Event()
         """Set while somebody waits."""
         self._ending = False
@@ -193,3 +206,106 @@ class Callers:
 def watch_pause(seconds: float) -> float:
     """Return how long to wait after a look that took so many `seconds`."""
     return max(MIN_WATCH_SECONDS, min(WATCH_PAUSE_FACTOR * seconds, MAX_WATCH_SECONDS))
+
+
+class Replies:
+    """Answers `titanic.reply`.
+
+    Args:
+        reader: Executes statements that read.
+        callers: The callers that wait.
+    """
+
+    def __init__(self, reader: BatchExecutor, callers: Callers) -> None:
+        self._reader = reader
+        self._callers = callers
+
+    async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | Last, None]:
+        """`titanic.reply` (C28)."""
+        try:
+            wanted = parse_reply_request(request, request.options)
+            if wanted.request:
+                body = await self._reader.submit(store.fetch_request, lookup(request, wanted.uuid))
+                yield Last(_unknown(request) if body is None else [OK, *unpack(body)])
+                return
+            sent = wanted.start
+            with self._callers.fetching(partials=wanted.partials) if wanted.wait else nullcontext() as waiter:
+                if waiter is not None:
+                    waiter.watch(wanted.uuid)
+                found: store.Fetched | None = None
+                while True:
+                    before, found = found, await self.find(request, wanted.uuid)
+                    if found is not None and wanted.partials and not _same_end(found, before):
+                        while parts := await self._parts(found, sent):
+                            for part in parts:
+                                sent += 1
+                                yield unpack(part)
+                        if found.ended:
+                            continue  # if it is closed or retried meanwhile, some PARTIALs were not there any more
+                    if found is None or found.ended or waiter is None or waiter.dismissed:
+                        break
+                    await waiter.change()
+            yield Last(final(request, await self.with_reply(found)))
+        except TitanicError as error:
+            yield Last(refusal(request, error))
+
+    def find(self, request: Request, uuid: UUID) -> "asyncio.Future[store.Fetched | None]":
+        """Return the request with this UUID that `request` asks for."""
+        return self._reader.submit(store.fetch, lookup(request, uuid))
+
+    async def with_reply(self, found: store.Fetched | None) -> store.Fetched | None:
+        """Return `found` with its reply also if that is large; None if it was closed meanwhile."""
+        if found is None or found.reply is not None or found.size is None:
+            return found
+        reply = await self._reader.submit(store.fetch_reply, found.id)
+        return None if reply is None else found._replace(reply=reply)
+
+    def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
+        return self._reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))
+
+
+def lookup(request: Request, uuid: UUID) -> store.Lookup:
+    """Return the look-up of the request with this UUID that `request` asks for."""
+    user, admin = request.user, request.admin
+    return store.Lookup(uuid, None if admin else user)
+
+
+def _same_end(found: store.Fetched, before: store.Fetched | None) -> bool:
+    """Return whether a request has ended, and had ended in the same way `before`."""
+    return before is not None and before.ended and before[:4] == found[:4]
+
+
+def final(request: Request, found: store.Fetched | None) -> list[bytes]:
+    """Return the FINAL for a request in this state."""
+    if found is None:
+        return _unknown(request)
+    if not found.ended:
+        return [NOT_YET]
+    code = None if found.state == "done" else found.code or Code.FAILED
+    return ended_with(request, found.service, found.reply, code, found.error)
+
+
+def ended_with(request: Request, service: str, reply: bytes | None, code: int | None, error: str | None) -> list[bytes]:
+    """Return the FINAL for a request to `service` that has ended: with a reply, or with a failure of this code."""
+    if code is None:
+        return [OK, *unpack(reply or b"")]
+    # The frames after the status distinguish a request that failed from a Titanic that failed.
+    detail = [] if reply is None else unpack(reply)
+    return [status_frame(request, f"500 {error}"), b"%03d" % code, service.encode(), *detail]
+
+
+def _unknown(request: Request) -> list[bytes]:
+    text = "unknown uuid"
+    return refusal(request, TitanicError(text, code=int(Code.MALFORMED), text=text, reason=UNKNOWN_UUID))
+
+
+def refusal(request: Request, error: TitanicError) -> list[bytes]:
+    """Return the frames of an error of Titanic's own: the status and, for callers that speak X1, the reason's name."""
+    if "dialect" not in request.options:
+        return [status_frame(request, f"{error.code} {error.text}"), error.reason.encode()]
+    return [b"%d" % (Code.FAILED if error.code == Code.QUEUE_FULL else error.code or Code.FAILED)]  # TSP has no 429
+
+
+def status_frame(request: Request, status: str) -> bytes:
+    """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
+    return status[:3].encode() if "dialect" in request.options else status.encode(errors="replace")

@@ -31,7 +31,7 @@ class WebServer:
     Args:
         host: The address to listen at.
         port: The port; 0 for a free one.
-        access: Who may look and act: holders of tokens of these roles.  None for everybody.
+        access: The roles whose tokens let visitors look and act.  None for everybody.
 
     Raises:
         BindError: It cannot listen.

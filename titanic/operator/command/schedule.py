@@ -13,14 +13,7 @@ from ....mdp.cli.console import EXIT_USAGE, Group, printable
 from ....mdp.errors import SettingError
 from ...api.schedule_client import Schedules
 from ...api.schedules import SCHEDULE_OPTIONS
-from .parameters import (
-    DEFAULT_TIMEOUT,
-    JSON_LINES,
-    client_options,
-    declared_options,
-    print_rows,
-    shown_age,
-)
+from .parameter_types import DEFAULT_TIMEOUT, JSON_LINES, client_options, declared_options, print_rows, shown_age
 
 _OWNER: Final = click.option(
     "--owner", metavar="ROLE", help="For admins: whose schedule, if several roles have one of that name."

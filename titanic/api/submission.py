@@ -1,4 +1,4 @@
-"""Requests to Titanic: which options a caller can set, and how each is checked.
+"""Requests to Titanic: which options a caller can set, how each is checked, and the form in which requests are stored.
 
 `SubmissionOptions` declares every option of a submission once: its Python name and type, its name on the wire, its
 limits and its help.  `Titanic.submit`, `AsyncTitanic.submit`, `enqueue`, the command `titanic request`, the service
@@ -9,7 +9,9 @@ Python programs give times in seconds; on the wire they are milliseconds, as eve
 
 import json
 import math
+import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,15 +25,20 @@ from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ...mdp.services.submission import MAX_PRIORITY, MAX_RETRIES, MAX_SECONDS
 from ...mdp.tracing import TTL
 from ...mdp.wire import MMI, valid_service
-from .frames import pack
-from .uuids import new_uuid
 
 SERVICE_PREFIX: Final = b"titanic."
 MAX_KEY_BYTES: Final = 255
 MAX_GROUP_BYTES: Final = 255
 HEADERS_RESERVE_BYTES: Final = 1000
-"""What Titanic may add to a request's options when it sends the request on: a trace context and the owner."""
+"""Room for what Titanic adds to a request's options when it sends the request on: a trace context and the owner."""
 MAX_FROM: Final = 1_000_000_000
+UNKNOWN_UUID: Final = "unknown-uuid"
+"""The reason that Titanic gives if it has no such request, or another owner has it."""
+LENGTH_BYTES: Final = 4
+"""Size of the length before each frame of a stored body."""
+_UUID_VERSION: Final = 7 << 76 | 0b10 << 62
+_UUID_RANDOM: Final = 0xFFF << 64 | (1 << 62) - 1
+"""Mask of the random bits."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
 _X1_OPTIONS: Final = frozenset({"wait", "headers", "dialect", "user", "admin", "broker"})
 """Options that X1 itself defines, and that every service accepts."""
@@ -329,7 +336,7 @@ def _check_combination(options: Mapping[str, Any]) -> None:
         raise MalformedRequest("delay and at cannot be combined: set only one of them")
 
 
-# ── what the services receive ────────────────────────────────────────────────────────────────────────────────────────
+# ── requests to the services ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Submission(NamedTuple):
@@ -379,8 +386,6 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
         raise MalformedRequest(f"{service.decode()} cannot be called through Titanic: call it directly")
     if sum(map(len, body)) > MAX_BODY or len(body) > MAX_BODY_FRAMES:
         raise MalformedRequest(f"the body is too large: at most {MAX_BODY} bytes in {MAX_BODY_FRAMES} frames")
-    if not options:
-        return Submission(new_uuid(), service.decode(), pack(body), now, now, owner=owner)
     values = _parse_options(options)
     delay, at, key_ttl = values.pop("delay", 0.0), values.pop("at", now), values.pop("key_ttl", None)
     return Submission(
@@ -504,3 +509,35 @@ def _parse_headers(value: Any) -> str | None:
         raise MalformedRequest(f"headers must map text to text, in at most {maximum} bytes of JSON")
     headers = {name: text for name, text in value.items() if name != TTL}  # how long the submission might take
     return json.dumps(headers) if headers else None
+
+
+# ── stored values ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pack(frames: Sequence[bytes]) -> bytes:
+    """Return the frames of a body as one value: for each its length, four bytes big-endian, then the frame."""
+    return b"".join([part for frame in frames for part in (len(frame).to_bytes(LENGTH_BYTES, "big"), frame)])
+
+
+def unpack(packed: bytes) -> list[bytes]:
+    """Return the frames in `packed`.  Raises `ValueError` if it is truncated."""
+    frames = []
+    at = 0
+    while at < len(packed):
+        start = at + LENGTH_BYTES
+        at = start + int.from_bytes(packed[at:start], "big")
+        frames.append(packed[start:at])
+    if at != len(packed):
+        raise ValueError("the stored frames are truncated")
+    return frames
+
+
+def new_uuid() -> UUID:
+    """Return a new UUID: version 7, which starts with the time.
+
+    A UUID is a secret, because at a broker without access control anyone who knows it can fetch or close the request:
+    74 of its bits are random.  UUIDs that grow with time are neighbors in the database's index, so a transaction writes
+    a few index pages instead of one for each request.
+    """
+    random = int.from_bytes(os.urandom(10), "big") & _UUID_RANDOM
+    return UUID(int=time.time_ns() // 1_000_000 << 80 | _UUID_VERSION | random)

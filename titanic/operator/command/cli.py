@@ -14,8 +14,8 @@ from ....clients.console.service_names import services as complete_services
 from ....mdp.cli.console import CONTEXT_SETTINGS, LazyGroup, Number, run, version_option
 from ....mdp.errors import TitanicError
 from ...api.client import Titanic
-from ...api.options import OPTIONS
-from .parameters import DEFAULT_TIMEOUT, UUID_TYPE, client_options, declared_options
+from ...api.submission import OPTIONS
+from .parameter_types import DEFAULT_TIMEOUT, UUID_TYPE, client_options, declared_options
 
 REGISTRATION_SECONDS: Final = 15.0
 """How long a Titanic that has just started, or is restarting, may take to register; `--timeout` may say less."""
@@ -25,7 +25,7 @@ POLL_SECONDS: Final = 0.05
 LAZY_COMMANDS: Final = {
     "backup": "zmdp.titanic.operator.command.copies:backup",
     "move": "zmdp.titanic.operator.command.copies:move",
-    "schedule": "zmdp.titanic.operator.command.schedules:schedule",
+    "schedule": "zmdp.titanic.operator.command.schedule:schedule",
     "serve": "zmdp.titanic.operator.command.serve:serve",
     **{
         name: f"zmdp.titanic.operator.command.operators:{name}"

@@ -1,4 +1,4 @@
-"""What follows an attempt to execute a request: its outcome, or another attempt.
+"""Results of attempts to execute requests: an outcome, or another attempt later.  They are decided and stored here.
 
 Attempts that end with the death of a worker, a broker or a Titanic are repeated, unless they cost too many workers.  A
 handler's answer, even an error, is the outcome; but errors are retried if the submitter has asked for it.
@@ -7,19 +7,23 @@ handler's answer, even an error, is the outcome; but errors are retried if the s
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 from ...clients import RequestError, RequestRejected, ServiceError
 from ...mdp.backoff import doubled, jittered
 from ...mdp.codes import Code
 from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ...mdp.tracing import REQUEST_ID, shown_id
-from ..api.frames import pack
+from ..api.submission import pack
 from ..db import store
-from ..db.metrics import Metrics
-from ..db.store.maintenance import MAX_BACKOFF_SECONDS
+from ..db.group_commit import BatchExecutor
+from ..db.store.upkeep import MAX_BACKOFF_SECONDS
+from .counters import Metrics, Quota
+from .fetch import Callers
 
 BACKOFF_SECONDS: Final = (0.5, 60.0)
 """The first and the longest pause before another attempt; each is twice as long as the one before."""
@@ -32,7 +36,7 @@ TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORK
 the broker reports as lost count towards `max_deaths`."""
 
 AttemptResult: TypeAlias = store.Outcome | store.Reschedule
-"""What follows an attempt: the request has ended, or another attempt follows."""
+"""The result of an attempt: the request has ended, or another attempt follows."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -57,7 +61,7 @@ class Retention(NamedTuple):
 
 
 class RetryPolicy:
-    """Decides what follows an attempt that the Titanic `holder` has made.
+    """Decides whether an attempt that the Titanic `holder` has made is followed by another.
 
     Args:
         holder: The Titanic's name in the database.
@@ -92,7 +96,7 @@ class RetryPolicy:
         return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, ttl, deaths)
 
     def after_error(self, claimed: store.Claimed, error: RequestError) -> AttemptResult:
-        """Return what follows an attempt that has ended with `error`."""
+        """Return the result of an attempt that has ended with `error`."""
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
             self._metrics.deaths += error.workers_lost
@@ -131,6 +135,76 @@ class RetryPolicy:
         """Return that another attempt follows in `pause` seconds.  `error` is why this one failed."""
         text = None if error is None else error.replace("\0", "?")
         return store.Reschedule(id_, self._holder, attempt, self._clock.now() + pause, failures, text, deaths)
+
+
+class Outcomes:
+    """Stores PARTIALs and results of attempts, and wakes the callers that wait for them.
+
+    Args:
+        writer: Stores them.
+        retries: Decides the results of attempts.
+        callers: The callers that wait.
+        quota: Told of each request that has ended.
+        metrics: Counts outcomes and retries.
+    """
+
+    def __init__(
+        self, writer: BatchExecutor, retries: RetryPolicy, callers: Callers, quota: Quota, metrics: Metrics
+    ) -> None:
+        self._writer = writer
+        self.retries = retries
+        self._callers = callers
+        self._quota = quota
+        self._metrics = metrics
+        self.unstored = 0
+        """Results that are not stored yet."""
+        self.unstored_bytes = 0
+        """Size of their replies."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the database has failed to store the last PARTIAL or result."""
+        return self._writer.failing
+
+    def add_partial(self, claimed: store.Claimed, number: int, body: bytes, stored: Callable[[int], None]) -> None:
+        """Store a PARTIAL, and then call `stored` with its size."""
+        saved = store.Partial(claimed.id, claimed.attempt, number, body)
+        done = partial(self._partial_stored, claimed.uuid, len(body), stored)
+        self._writer.insist(store.add_partials, saved, done)
+
+    def _partial_stored(self, uuid: UUID, size: int, stored: Callable[[int], None], _: None) -> None:
+        self._callers.progressed(uuid)
+        stored(size)
+
+    def record(self, claimed: store.Claimed, result: AttemptResult, stored: Callable[[AttemptResult], None]) -> None:
+        """Store the result of an attempt, and then call `stored` with it."""
+        self.unstored += 1
+        self.unstored_bytes += _size(result)
+        work: Any = store.finish if isinstance(result, store.Outcome) else store.reschedule
+        self._writer.insist(work, result, partial(self._stored, claimed, result, stored))
+
+    def _stored(
+        self,
+        claimed: store.Claimed,
+        result: AttemptResult,
+        stored: Callable[[AttemptResult], None],
+        current: bool | None,
+    ) -> None:
+        """Tell of a result that was stored; of an outcome only if its attempt was `current`."""
+        self.unstored -= 1
+        self.unstored_bytes -= _size(result)
+        if isinstance(result, store.Outcome):
+            self._quota.add(claimed.service, -1)
+            self._metrics.ended(result.code)
+            self._callers.ended(claimed.uuid, result if current else None)
+        else:
+            self._metrics.retries += 1
+            self._callers.progressed(claimed.uuid)
+        stored(result)
+
+
+def _size(result: AttemptResult) -> int:
+    return len(result.reply or b"") if isinstance(result, store.Outcome) else 0
 
 
 def request_id(claimed: store.Claimed, headers: Any) -> str:

@@ -1,17 +1,11 @@
-"""Whole columns of bodies are packed and unpacked as titanic/api/frames.py does with single ones."""
+"""Whole columns of bodies are packed and unpacked as titanic/api/submission.py does with single ones."""
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.titanic.api.frames import pack
-from zmdp.titanic.contrib.arrow.bodies import (
-    UUID_BYTES,
-    binary,
-    hexadecimal,
-    pack_bodies,
-    unpack_bodies,
-)
+from zmdp.titanic.api.submission import pack
+from zmdp.titanic.contrib.arrow.packing import UUID_BYTES, binary, hexadecimal, pack_bodies, unpack_bodies
 
 FRAMES = pa.list_(pa.binary())
 bodies = st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=3), max_size=8)
