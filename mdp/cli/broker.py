@@ -15,8 +15,8 @@ import click
 import msgspec
 
 from ...pure import PURE
-from ..broker.link_ports import LinkTo
-from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
+from ..broker.io.dialer import LinkTo
+from ..broker.io.loop import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits

@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Self
 
 import zmq
 
-from ..broker.server import Server
+from ..broker.io.loop import Server
 from ..errors import BindError, SettingError
 from ..program.control import SPARK
 from ..program.extras import WEB_PACKAGES, install_command

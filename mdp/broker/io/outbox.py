@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from errno import EAGAIN
 from typing import Final
 
-from ..limits import Limits
-from ..transport.multipart import cost_of
-from ..wire import C01, C02, CX1, EMPTY, Message, Route
+from ...limits import Limits
+from ...transport.multipart import cost_of
+from ...wire import C01, C02, CX1, EMPTY, Message, Route
 from .ports import MAIN, PREFIX_BYTES, Port
 
 TO_CLIENTS: Final = frozenset({C01, C02, CX1, EMPTY})

@@ -20,16 +20,16 @@ from typing import Final
 
 import zmq
 
-from ..errors import BindError
-from ..transport.listening import check_free, listener
-from ..transport.multipart import receive, send
-from ..transport.sockets import use_family
-from ..wire import Message
+from ...errors import BindError
+from ...transport.listening import check_free, listener
+from ...transport.multipart import receive, send
+from ...transport.sockets import use_family
+from ...wire import Message
+from ..machine import Broker
+from ..roles import Role
 from .connections import LOCAL, SPARE_FILES, AcceptedConnection, Connections, address_of, max_files, shut_down
-from .machine import Broker
+from .gate import Gate
 from .ports import LINGER_MS, Port, new_prefix
-from .roles import Role
-from .zap import Gate
 
 ATTACK_FRAMES: Final = 16
 """A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which

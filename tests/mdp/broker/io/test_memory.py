@@ -9,7 +9,7 @@ from collections import Counter
 import zmq
 from support.processes import eventually
 
-from zmdp.mdp.broker.server import Server
+from zmdp.mdp.broker.io.loop import Server
 from zmdp.testing import free_endpoint
 
 CLIENTS = 20

@@ -4,9 +4,9 @@ import select
 import time
 from collections.abc import Callable
 
-from ..transport.wake import Wake
+from ...transport.wake import Wake
+from .listener import RouterPort
 from .ports import NO_MONITOR, PREFIX_BYTES, Port
-from .router_ports import RouterPort
 
 
 class Sockets:

@@ -13,9 +13,9 @@ import zmq
 from support.processes import TIMEOUT_MS
 from support.zmtp import RawPeer
 
-from zmdp.mdp.broker.connections import Connections, default_max_connections
+from zmdp.mdp.broker.io.connections import Connections, default_max_connections
+from zmdp.mdp.broker.io.listener import PROBES, RouterPort
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.router_ports import PROBES, RouterPort
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Access, Permissions
 from zmdp.mdp.timers import Alarms

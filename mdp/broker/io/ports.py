@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Collection
 from typing import Any, Final
 
-from ..transport.multipart import Unsent
-from ..wire import Message
-from .roles import Role
+from ...transport.multipart import Unsent
+from ...wire import Message
+from ..roles import Role
 
 PREFIX_BYTES: Final = 9
 """How many bytes of an identity tell its port."""

@@ -5,9 +5,9 @@ import math
 from errno import EAGAIN
 from typing import Final
 
-from ..timers import Alarms
-from ..wire import Message, Route
-from .machine import Broker
+from ...timers import Alarms
+from ...wire import Message, Route
+from ..machine import Broker
 from .outbox import Outbox
 from .sockets import Sockets
 

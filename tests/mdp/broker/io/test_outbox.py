@@ -6,8 +6,8 @@ from errno import EAGAIN, EHOSTUNREACH
 import pytest
 import zmq
 
-from zmdp.mdp.broker.outbox import Outbox
-from zmdp.mdp.broker.ports import MAIN, Port
+from zmdp.mdp.broker.io.outbox import Outbox
+from zmdp.mdp.broker.io.ports import MAIN, Port
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import cost_of, send
 

@@ -5,18 +5,18 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from ..errors import SettingError
-from ..security.keys import ClientKeys
-from ..transport.listening import LASTING
-from ..transport.monitored import MonitoredDealer, Report
-from ..transport.multipart import receive, send
-from ..transport.reach import HANDSHAKE_FAILED
-from ..transport.sockets import ONE_CONNECTION_MS
-from ..wire import Message
+from ...errors import SettingError
+from ...security.keys import ClientKeys
+from ...transport.listening import LASTING
+from ...transport.monitored import MonitoredDealer, Report
+from ...transport.multipart import receive, send
+from ...transport.reach import HANDSHAKE_FAILED
+from ...transport.sockets import ONE_CONNECTION_MS
+from ...wire import Message
+from ..machine import Broker
+from ..roles import Role
 from .door import Door
-from .machine import Broker
 from .ports import LINGER_MS, Port, new_prefix
-from .roles import Role
 
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
 

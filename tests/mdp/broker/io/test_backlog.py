@@ -1,6 +1,6 @@
 """Until when all peers have been heard, while messages keep arriving."""
 
-from zmdp.mdp.broker.backlog import Backlog
+from zmdp.mdp.broker.io.backlog import Backlog
 
 
 def test_when_nothing_is_left_everybody_has_been_heard():

@@ -14,24 +14,24 @@ from typing import Final, Self
 
 import zmq
 
-from ..defaults import DEFAULT_ENDPOINT
-from ..errors import SettingError
-from ..limits import Limits
-from ..security.access import Access
-from ..timers import Alarms
-from ..transport.descriptors import check_descriptors
-from ..transport.sockets import check_local
-from ..wire import service_name
+from ...defaults import DEFAULT_ENDPOINT
+from ...errors import SettingError
+from ...limits import Limits
+from ...security.access import Access
+from ...timers import Alarms
+from ...transport.descriptors import check_descriptors
+from ...transport.sockets import check_local
+from ...wire import service_name
+from ..events import CloseLink, Event, OpenLink, WorkerForgotten
+from ..links import MAX_BROKER_NAME, valid_name
+from ..machine import Broker
 from .backlog import Backlog
 from .connections import SPARE_FILES, Connections, default_max_connections
 from .delivery import Delivery
+from .dialer import LinkPorts, LinkTo
 from .door import Door
-from .events import CloseLink, Event, OpenLink, WorkerForgotten
-from .link_ports import LinkPorts, LinkTo
-from .links import MAX_BROKER_NAME, valid_name
-from .machine import Broker
+from .listener import PiratePort, RouterPort
 from .ports import Port
-from .router_ports import PiratePort, RouterPort
 from .sockets import Sockets
 
 DEFAULT_DRAIN: Final = 10.0

@@ -11,7 +11,7 @@ import zmq
 from support.processes import TIMEOUT_MS
 from zmq.utils.monitor import recv_monitor_message
 
-from zmdp.mdp.broker.server import Server, ServerSettings
+from zmdp.mdp.broker.io.loop import Server, ServerSettings
 from zmdp.mdp.errors import BindError, SettingError
 from zmdp.mdp.security.access import SETTLE_SECONDS, load
 from zmdp.mdp.security.keys import create_keys, load_keys

@@ -14,8 +14,8 @@ from support.processes import TIMEOUT_MS
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from zmdp.mdp.broker.connections import Connections
-from zmdp.mdp.broker.zap import Gate
+from zmdp.mdp.broker.io.connections import Connections
+from zmdp.mdp.broker.io.gate import Gate
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Access, Permissions

@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 import zmq
 
-from ..errors import SettingError
-from ..program.logs import counted
-from ..security.access import SETTLE_SECONDS, Access, FileState, state_of
-from ..timers import Alarms
+from ...errors import SettingError
+from ...program.logs import counted
+from ...security.access import SETTLE_SECONDS, Access, FileState, state_of
+from ...timers import Alarms
+from ..machine import Broker
+from ..roles import Role
 from .connections import Connections
-from .machine import Broker
+from .gate import Gate
 from .ports import Port
-from .roles import Role
 from .sockets import Sockets
-from .zap import Gate
 
 log = logging.getLogger("zmdp.broker")
 

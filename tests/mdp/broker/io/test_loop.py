@@ -19,11 +19,11 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS
 from support.x1_messages import request
 from support.zmtp import RawPeer
 
-from zmdp.mdp.broker.backlog import Backlog
-from zmdp.mdp.broker.connections import default_max_connections
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.backlog import Backlog
+from zmdp.mdp.broker.io.connections import default_max_connections
+from zmdp.mdp.broker.io.dialer import LinkTo
+from zmdp.mdp.broker.io.loop import Server, ServerSettings, default_name
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.server import Server, ServerSettings, default_name
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import send
 
@@ -49,7 +49,7 @@ def take_in(server, now):
 
 @pytest.mark.pure_only  # compiled code does not look up constants
 def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
-    monkeypatch.setattr("zmdp.mdp.broker.server.MAX_TURN_MESSAGES", 1)
+    monkeypatch.setattr("zmdp.mdp.broker.io.loop.MAX_TURN_MESSAGES", 1)
     with Server(("inproc://server",), context=zmq.Context.instance()) as server, ExitStack() as stack:
         peers = [stack.enter_context(zmq.Context.instance().socket(zmq.DEALER)) for _ in range(5)]
         for peer in peers:

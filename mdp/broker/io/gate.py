@@ -2,9 +2,9 @@
 
 import logging
 
-from ..security.access import Access
-from ..transport.sockets import Context
-from ..transport.zap import ZapHandler
+from ...security.access import Access
+from ...transport.sockets import Context
+from ...transport.zap import ZapHandler
 from .connections import Connections
 
 
