@@ -9,7 +9,7 @@ from ...timers import Alarms
 from ...wire import Message, Route
 from ..machine import Broker
 from .outbox import Outbox
-from .sockets import Sockets
+from .ports import Sockets
 
 OUTBOX_RETRY: Final = 0.01
 """Seconds until the next attempt to send to slow peers, and to find out which are slow."""

@@ -15,7 +15,7 @@ from ...transport.sockets import ONE_CONNECTION_MS
 from ...wire import Message
 from ..machine import Broker
 from ..roles import Role
-from .door import Door
+from .access import AccessControl
 from .ports import LINGER_MS, Port, new_prefix
 
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
@@ -158,12 +158,12 @@ class LinkPorts:
     """
 
     def __init__(
-        self, broker: Broker, links: Sequence[LinkTo], door: Door, context: zmq.Context[zmq.Socket[bytes]]
+        self, broker: Broker, links: Sequence[LinkTo], access: AccessControl, context: zmq.Context[zmq.Socket[bytes]]
     ) -> None:
         self._broker = broker
         self._context = context
-        self._door = door
-        self._own = door.access
+        self._access = access
+        self._own = access.access
         """The access file when the broker started: its own key in it never changes."""
         self._links: dict[bytes, LinkTo] = {}
         for link in links:
@@ -188,7 +188,7 @@ class LinkPorts:
             )
 
     def _role_of(self, link: LinkTo) -> Role:
-        roles, users = self._broker.roles, self._door.users
+        roles, users = self._broker.roles, self._access.users
         return roles.everyone if users is None else users.get(link.key or b"", roles.nobody)
 
     def open(self, identity: bytes) -> "LinkPort | str":

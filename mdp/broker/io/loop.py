@@ -25,14 +25,12 @@ from ...wire import service_name
 from ..events import CloseLink, Event, OpenLink, WorkerForgotten
 from ..links import MAX_BROKER_NAME, valid_name
 from ..machine import Broker
-from .backlog import Backlog
+from .access import AccessControl
 from .connections import SPARE_FILES, Connections, default_max_connections
 from .delivery import Delivery
 from .dialer import LinkPorts, LinkTo
-from .door import Door
 from .listener import PiratePort, RouterPort
-from .ports import Port
-from .sockets import Sockets
+from .ports import Port, Sockets
 
 DEFAULT_DRAIN: Final = 10.0
 """Seconds."""
@@ -77,6 +75,39 @@ class ServerSettings:
     """Whether it may listen where other machines can reach it, without access control."""
     ipc_mode: int = DEFAULT_IPC_MODE
     """The permissions of the files of `ipc://` endpoints."""
+
+
+class Backlog:
+    """What waits at the broker's sockets.
+
+    While something is left after each turn, a peer's messages may wait for seconds.  But the sockets give the peers
+    turns: after one message of each of them has been read, so has everything that had arrived before.
+    """
+
+    __slots__ = ("_began", "_turns_left", "read_until")
+
+    def __init__(self, now: float) -> None:
+        self.read_until = now
+        """The time up to which all input has been read, even under load."""
+        self._began = now
+        """When the current round began, in which one message of each peer is read."""
+        self._turns_left = 0
+        """Turns until this round is over; 0 if none has begun."""
+
+    def turn(self, now: float, *, turns: int) -> None:
+        """Record a turn that began at `now`.
+
+        `turns` is the number of turns in which one message of each peer is read; 0 if none is left to read.
+        """
+        if not turns:
+            self.read_until = now
+            self._turns_left = 0
+        elif not self._turns_left:
+            self._began, self._turns_left = now, turns
+        else:
+            self._turns_left -= 1
+            if not self._turns_left:
+                self.read_until = self._began
 
 
 class Server:
@@ -133,13 +164,13 @@ class Server:
         self._sockets = Sockets(main)
         self._sockets.watch(self._sockets.waker.descriptor, self._woken)
         self._delivery = Delivery(self.broker, self._sockets, self._alarms)
-        self.door = Door(self.broker, self._sockets, self.connections, self._alarms)
+        self.access_control = AccessControl(self.broker, self._sockets, self.connections, self._alarms)
         try:
-            self.door.open(access, self._context)
+            self.access_control.open(access, main, self._context)
             self.endpoints = [main.bind(endpoint, settings.ipc_mode) for endpoint in binds]
             self.pirate_endpoints = [self._open_pirate(*each) for each in settings.pirates]
             self.pirate_worker_endpoints = [self._open_pirate(*each, workers=True) for each in settings.pirate_workers]
-            self._links = LinkPorts(self.broker, settings.links, self.door, self._context)
+            self._links = LinkPorts(self.broker, settings.links, self.access_control, self._context)
         except BaseException:
             self.close()
             raise
@@ -152,14 +183,14 @@ class Server:
         name = service_name(service)
         port = PiratePort(self.broker, self.connections, self._context, name, workers=workers)
         self.add_port(port)
-        if self.door.gate is not None:
-            port.protect(self.door.gate)
+        if self.access_control.gate is not None:
+            port.protect(self.access_control.gate)
         return port.bind(endpoint, self._settings.ipc_mode)
 
     def add_port(self, port: Port) -> None:
         """Serve the peers at `port` too."""
         self._sockets.add(port)
-        self.door.admit_to(port)
+        self.access_control.admit_to(port)
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +223,7 @@ class Server:
             # What they sent before they left is taken in first, also while messages of others keep coming.
             more |= self._delivery.report_gone(now, drained=not more, rounds=self._turns_for(PEER_MESSAGES))
         if now >= self._due():
-            self.broker.tick(now, self._backlog.heard)
+            self.broker.tick(now, self._backlog.read_until)
             more = True
         if now >= self._alarms.due:
             self._alarms.run(now)
@@ -280,13 +311,13 @@ class Server:
 
     def _woken(self, now: float) -> None:
         self._sockets.waker.clear()
-        self.door.woken(now)
+        self.access_control.woken(now)
 
     # ── what other threads ask for ───────────────────────────────────────────────────────────────────────────────────
 
     def reload(self) -> None:
         """Read the access file again.  If it is invalid, what it said before still applies.  Thread-safe."""
-        self.door.ask_to_reload()
+        self.access_control.ask_to_reload()
         self._sockets.waker.wake()
 
     def turning(self) -> bool:
@@ -348,7 +379,7 @@ class Server:
     def close(self) -> None:
         """Close the sockets.  Idempotent."""
         self._sockets.close()
-        self.door.close()
+        self.access_control.close()
         if self._own_context:
             self._context.term()
 

@@ -56,7 +56,7 @@ def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
             assert logged(f"unknown key {keys['web'].public.decode()}")
         with client(context, endpoint, keys["shop"]) as shop:
             assert shop.recv_multipart()[-1] == b"403"
-    assert server.door.gate.counts.keys() >= {"admitted", "unknown-key"}
+    assert server.access_control.gate.counts.keys() >= {"admitted", "unknown-key"}
     assert server.broker.stats.mmi >= 1
 
 
@@ -91,29 +91,29 @@ def test_a_file_that_is_half_written_is_not_reloaded(folder, caplog):
     whole = path.read_bytes() + '# läuft\n[roles.web]\nkeys = ["web.key"]\nmmi = "all"\n'.encode()
     refused, now = 0, 0.0
     with Server(("tcp://127.0.0.1:*",), access=load(path)) as server:
-        door = server.door
+        control = server.access_control
         for end in range(len(path.read_bytes()), len(whole)):
             path.write_bytes(whole[:end])
             try:
                 load(path)
             except SettingError:
                 refused += 1
-                now = reload(door, now)
+                now = reload(control, now)
                 assert "reloaded nothing, the previous state" in caplog.messages[-1]
-                assert list(door.access.roles) == ["shop"]
+                assert list(control.access.roles) == ["shop"]
         path.write_bytes(whole)
-        reload(door, now)
-        assert list(door.access.roles) == ["shop", "web"]
+        reload(control, now)
+        assert list(control.access.roles) == ["shop", "web"]
     assert refused > 20
 
 
-def reload(door, now):
+def reload(control, now):
     """Ask for a reload, and wait until the file has settled; return when that is."""
-    door.ask_to_reload()
-    door.woken(now)
-    assert door.settling.due == now + SETTLE_SECONDS
-    door.settling.action(now + SETTLE_SECONDS)
-    assert door.settling.due == math.inf
+    control.ask_to_reload()
+    control.woken(now)
+    assert control.settling.due == now + SETTLE_SECONDS
+    control.settling.action(now + SETTLE_SECONDS)
+    assert control.settling.due == math.inf
     return now + SETTLE_SECONDS
 
 
@@ -122,18 +122,18 @@ def test_a_file_is_reloaded_once_nobody_writes_it_any_more(folder, caplog):
     path = folder / "access.toml"
     beginning, rest = path.read_bytes(), b'[roles.web]\nkeys = ["web.key"]\n'
     with Server(("tcp://127.0.0.1:*",), access=load(path)) as server:
-        door = server.door
-        door.ask_to_reload()
-        door.woken(0.0)
+        control = server.access_control
+        control.ask_to_reload()
+        control.woken(0.0)
         path.write_bytes(beginning.replace(b"shop.key", b"web.key"))  # valid, and not yet what is meant
-        door.settling.action(SETTLE_SECONDS)
-        assert list(door.access.keys.values()) == ["shop"]
+        control.settling.action(SETTLE_SECONDS)
+        assert list(control.access.keys.values()) == ["shop"]
         path.write_bytes(beginning + rest)
-        door.settling.action(2 * SETTLE_SECONDS)
-        assert door.settling.due == 3 * SETTLE_SECONDS
-        assert list(door.access.roles) == ["shop"]
-        door.settling.action(3 * SETTLE_SECONDS)
-        assert list(door.access.roles) == ["shop", "web"]
+        control.settling.action(2 * SETTLE_SECONDS)
+        assert control.settling.due == 3 * SETTLE_SECONDS
+        assert list(control.access.roles) == ["shop"]
+        control.settling.action(3 * SETTLE_SECONDS)
+        assert list(control.access.roles) == ["shop", "web"]
     assert [each for each in caplog.messages if "reloaded" in each] == [f"reloaded {path}: 2 roles, 2 keys"]
 
 
@@ -174,7 +174,7 @@ def test_addresses_that_others_reach_are_refused_before_anything_is_bound(endpoi
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://127.1.2.3:*", "tcp://lo:*", "inproc://broker"])
 def test_addresses_on_this_machine_need_no_access_control(endpoint):
     with Server((endpoint,)) as server:
-        assert server.door.gate is None
+        assert server.access_control.gate is None
 
 
 def test_other_addresses_are_allowed_with_access_control_or_without_security(folder):

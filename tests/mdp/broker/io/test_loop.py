@@ -19,10 +19,9 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS
 from support.x1_messages import request
 from support.zmtp import RawPeer
 
-from zmdp.mdp.broker.io.backlog import Backlog
 from zmdp.mdp.broker.io.connections import default_max_connections
 from zmdp.mdp.broker.io.dialer import LinkTo
-from zmdp.mdp.broker.io.loop import Server, ServerSettings, default_name
+from zmdp.mdp.broker.io.loop import Backlog, Server, ServerSettings, default_name
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import send
@@ -42,7 +41,7 @@ def take_in(server, now):
     """Take in a turn's messages, and do what is due.  Return whether there may be more."""
     server._sockets.wait(0)
     more = server._receive(now)
-    server.broker.tick(now, server._backlog.heard)
+    server.broker.tick(now, server._backlog.read_until)
     server._end_turn(now)
     return more
 
@@ -334,3 +333,32 @@ def test_the_machine_is_asked_what_to_send_until_it_was_told_nothing():
             while server._turn(server.broker.started + 0.001):
                 pass
             assert other.poll(TIMEOUT_MS)
+
+
+# ── the backlog ────────────────────────────────────────
+
+
+def test_when_nothing_is_left_everything_has_been_read():
+    backlog = Backlog(1.0)
+    assert backlog.read_until == 1.0
+    backlog.turn(2.0, turns=0)
+    assert backlog.read_until == 2.0
+
+
+def test_while_something_is_left_a_round_takes_as_many_turns_as_there_are_peers_to_read():
+    backlog = Backlog(1.0)
+    read = []
+    for now in range(2, 10):
+        backlog.turn(now, turns=3)
+        read.append(backlog.read_until)
+    assert read == [1.0, 1.0, 1.0, 2, 2, 2, 2, 6]
+
+
+def test_a_round_ends_early_when_nothing_is_left():
+    backlog = Backlog(1.0)
+    backlog.turn(2.0, turns=3)
+    backlog.turn(3.0, turns=0)
+    assert backlog.read_until == 3.0
+    for now in (4.0, 5.0, 6.0):
+        backlog.turn(now, turns=3)
+        assert backlog.read_until == 3.0

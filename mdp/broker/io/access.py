@@ -15,13 +15,13 @@ from ..machine import Broker
 from ..roles import Role
 from .connections import Connections
 from .gate import Gate
-from .ports import Port
-from .sockets import Sockets
+from .listener import RouterPort
+from .ports import Port, Sockets
 
 log = logging.getLogger("zmdp.broker")
 
 
-class Door:
+class AccessControl:
     """Decides who may connect at the sockets of a broker: everybody, unless it is opened with an access file."""
 
     def __init__(self, broker: Broker, sockets: Sockets, connections: Connections, alarms: Alarms) -> None:
@@ -53,8 +53,8 @@ class Door:
         """The role of each public key; None without access control."""
         return self._connections.users
 
-    def open(self, access: Access | None, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Admit only the keys of `access`, if it is given; call it before the main ROUTER is bound.
+    def open(self, access: Access | None, main: RouterPort, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Admit only the keys of `access`, if it is given; call it before `main` is bound.
 
         Raises `BindError` if the context has a ZAP handler already.
         """
@@ -62,7 +62,7 @@ class Door:
             return
         self.gate = Gate(context, access, self._connections)
         self._sockets.watch(self.gate.descriptor, self._answer)
-        self._sockets.main.protect(self.gate)
+        main.protect(self.gate)
         self._grant(access, self._broker.started)
 
     def admit_to(self, port: Port) -> None:
