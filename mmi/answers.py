@@ -26,7 +26,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import __version__
 from ..mdp.errors import SettingError
@@ -36,8 +36,14 @@ from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
 from ..mdp.wire.names import show, valid_service
 
 if TYPE_CHECKING:
-    from ..mdp.broker.machine import Broker
+    from ..mdp.broker.directory import Directory
+    from ..mdp.broker.journal import Stats
     from ..mdp.broker.records import Service
+    from ..mdp.broker.registry import Registry
+    from ..mdp.broker.roles import Roles
+    from ..mdp.broker.state import Federation
+    from ..mdp.broker.watch import Watch
+    from ..mdp.limits import Limits
 
 MAX_ROWS: Final = 1000
 METRICS_ROWS: Final = 100
@@ -50,6 +56,33 @@ MAX_SKIPPED: Final = 100_000
 """Requests that can be left out before the first row: they must be counted."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
+
+
+class Broker(Protocol):
+    """The state and the commands of a broker from which the answers are made."""
+
+    name: str
+    started: float
+    limits: Limits
+    directory: Directory
+    registry: Registry
+    roles: Roles
+    stats: Stats
+    federation: Federation
+    watch: Watch
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are accepted."""
+
+    def cancel(self, id_: str, now: float) -> bool:
+        """Cancel a request that was listed under that id."""
+
+    def limits_of(self, name: bytes) -> ServiceLimits | None:
+        """Return the operator's limits of a service."""
+
+    def limit_service(self, name: bytes, limits: ServiceLimits | None, now: float) -> bool:
+        """Set the limits of one service."""
 
 
 def _everything(service: bytes) -> bool:
@@ -86,7 +119,7 @@ def _description(broker: Broker, wanted: bytes, sees: Sees) -> bytes:
     service = directory.services.get(wanted) or directory.reachable.get(wanted)
     if service is None or wanted.startswith(MMI) or not sees(wanted):
         return b"404"
-    brokers = sorted(remote.link.name for remote in service.schedule.remotes)
+    brokers = sorted(remote.broker for remote in service.remotes)
     if not service.available and not brokers:
         return b"404"
     head = {"service": show(wanted), "broker": broker.name, "workers": service.available, "brokers": brokers}
@@ -113,10 +146,10 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str
                 "queued": s.waiting,
                 **_limited(s, now),
                 "dispatched": s.dispatched,
-                "remote_credit": sum(remote.credit for remote in s.schedule.remotes),
-                "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.schedule.remotes),
-                "remote_running": sum(remote.load for remote in s.schedule.remotes),
-                "hops": 0 if s.available else min((remote.hops for remote in s.schedule.remotes), default=None),
+                "remote_credit": sum(remote.credit for remote in s.remotes),
+                "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.remotes),
+                "remote_running": sum(remote.load for remote in s.remotes),
+                "hops": 0 if s.available else min((remote.hops for remote in s.remotes), default=None),
             }
             for s in found
         ),
@@ -252,31 +285,15 @@ def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
 
 
 def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
-    links = broker.links.by_identity.values()
     reached = [
-        {"name": show(name.removeprefix(BROKER)), "hops": best.hops, "over": best.link.name}
+        {"name": show(name.removeprefix(BROKER)), "hops": best.hops, "over": best.broker}
         for name, service in broker.directory.reachable.items()
         if name.startswith(BROKER)
-        for best in [min(service.schedule.remotes, key=lambda remote: remote.hops)]
+        for best in [min(service.remotes, key=lambda remote: remote.hops)]
     ]
     return {
         "name": broker.name,
-        "links": [
-            {
-                "broker": link.name,
-                "kind": str(link.kind),
-                "endpoint": link.where,
-                "state": "standby" if link.standby and link.state == "up" else str(link.state),
-                "trouble": link.trouble,
-                "up_seconds": round(now - link.up_since, 3) if link.state == "up" else 0,
-                "services": sum(not name.startswith(MMI) for name in link.remotes),
-                "outstanding_there": len(link.attempts),
-                "outstanding_here": link.client.requests,
-                "sent": link.sent,
-                "received": link.received,
-            }
-            for link in links
-        ],
+        "links": broker.federation.describe(now),
         **_rows("brokers", len(reached), sorted(reached, key=lambda each: (each["hops"], each["name"]))),
     }
 

@@ -8,7 +8,7 @@ from .groups import MAX_GROUPS
 from .records import Remote, Request
 from .requests import Requests
 from .roles import Role
-from .shared import Part, Shared
+from .state import Part, State
 
 Answer = Callable[[Request, Role, float], list[bytes]]
 """Returns the broker's own answer to a request for one of its `mmi.*` services, as that role may see it."""
@@ -21,11 +21,11 @@ class Admission(Part):
     much memory as is left: one by itself half of it, two a third each, so that there is always some for others.
     """
 
-    def __init__(self, shared: Shared, requests: Requests, answer: Answer) -> None:
-        super().__init__(shared)
+    def __init__(self, state: State, requests: Requests, answer: Answer) -> None:
+        super().__init__(state)
         self._requests = requests
         self._answer = answer
-        limits = shared.limits
+        limits = state.limits
         # Copies of the limits, which are checked for each request.
         self._max_queue, self._max_bytes = limits.max_queue, limits.max_request_bytes
         self._max_services, self._max_unserved = limits.max_services, limits.max_unserved
@@ -38,8 +38,8 @@ class Admission(Part):
             own = not self._redirect(request, user)
         if own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
-            self._shared.stats.mmi += 1
-            self._shared.outgoing.reply(request, True, self._answer(request, user, now))
+            self._state.stats.mmi += 1
+            self._state.outgoing.reply(request, True, self._answer(request, user, now))
         elif (drop := self._refusal(request, now)) is not None:
             self._requests.report(request, drop, now)
         else:
@@ -51,7 +51,7 @@ class Admission(Part):
         """Address a request to the broker that its options name.  Return whether that is another one than this."""
         broker, name = request.options.broker, request.service.name
         way = request.recorded_way()
-        way.pinned = broker == self._shared.name
+        way.pinned = broker == self._state.name
         if broker is None or way.pinned:
             return False
         way.addressed = name
@@ -68,9 +68,9 @@ class Admission(Part):
         if service is None or service.available or not user.sees(name) or (way is not None and way.pinned):
             return False
         via = () if way is None else way.via
-        for remote in sorted(service.schedule.remotes, key=_hops):
-            target = wire.BROKER + remote.link.name.encode()
-            if remote.link.name not in via and target in self._directory.reachable and not self._shared.draining:
+        for remote in sorted(service.remotes, key=_hops):
+            target = wire.BROKER + remote.broker.encode()
+            if remote.broker not in via and target in self._directory.reachable and not self._state.draining:
                 request.recorded_way().addressed = request.service.name
                 self._registry.redirect(request, target)
                 return True
@@ -80,7 +80,7 @@ class Admission(Part):
         """Return why `request` cannot be accepted, or None."""
         registry, service, client = self._registry, request.service, request.client
         role = client.role
-        if self._shared.draining:
+        if self._state.draining:
             return Drop.DRAINING
         if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
@@ -96,8 +96,8 @@ class Admission(Part):
             return self._refusal_in_group(request, waiting, now)
         way = request.way
         # What is not passed on to every other broker cannot count on the credit there.
-        anywhere = client.link is None and (way is None or not way.pinned)
-        if waiting < (schedule.room if anywhere else schedule.capacity):
+        anywhere = not client.is_broker and (way is None or not way.pinned)
+        if waiting < (service.room if anywhere else schedule.capacity):
             return None
         return self._refusal_to_wait(request, waiting)
 
@@ -122,18 +122,18 @@ class Admission(Part):
     def _refusal_to_wait(self, request: Request, waiting: int) -> Drop | None:
         """Return why `request` cannot wait together with the `waiting` others, or None."""
         directory, service, client = self._directory, request.service, request.client
-        schedule, role = service.schedule, client.role
-        if not service.available and not schedule.can_pass_on(request):
+        role = client.role
+        if not service.available and not service.can_pass_on(request):
             if request.way is not None and request.way.addressed:
                 return Drop.NO_BROKER
             if not request.options.wait:
                 return Drop.NO_WORKER
-        if service.name not in directory.services and not schedule.remotes:
+        if service.name not in directory.services and not service.remotes:
             if len(directory.services) >= self._max_services:
                 return Drop.TOO_MANY_SERVICES
             if client.named >= self._max_unserved:
                 return Drop.TOO_MANY_UNSERVED
-        if waiting - schedule.room >= self._max_queue:
+        if waiting - service.room >= self._max_queue:
             return Drop.QUEUE_FULL
         if role.accepted - role.ended - role.running >= role.max_queued:
             return Drop.ROLE_QUEUED

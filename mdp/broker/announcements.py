@@ -1,7 +1,7 @@
-"""What a broker tells others that it can reach, and what it hears from them (C44).
+"""The services that brokers announce to each other (C44).
 
-What is announced never leads in a circle: to its parent and its peers a broker announces its own services and those of
-its children; to its children, everything else too (`Link.joins`).  So a broker that hears its own name knows that the
+Announcements never lead in a circle: to its parent and its peers a broker announces its own services and those of
+its children; to its children, everything else too (`Link.joins`).  So if a broker's own name is announced to it, the
 brokers are linked in a circle.
 """
 
@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Final
 
 from .. import wire
+from ..timers import Alarm
 from ..wire import BROKER
 from ..wire.options import MAX_HOPS
-from .records import Link, LinkState, Remote, Service
-from .shared import Part, Shared
+from .link_records import Link, LinkRemote, LinkState
+from .records import Service
+from .state import Part, State
 
 ANNOUNCE_INTERVAL: Final = 0.05
 """Minimum seconds between two announcements over a link."""
@@ -30,19 +32,17 @@ BROKER_CREDIT: Final = 1_000_000
 class Announcements(Part):
     """The announcements of one broker, over `links`, which are by identity."""
 
-    def __init__(self, shared: Shared, links: Mapping[bytes, Link]) -> None:
-        super().__init__(shared)
+    def __init__(self, state: State, links: Mapping[bytes, Link], alarm: Alarm) -> None:
+        super().__init__(state)
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
-        self.withdrawn_services: list[Service] = []
-        """Services that can no longer be reached over some link.  `LinkDialog` empties it."""
-        self._own = BROKER + shared.name.encode()
+        self._own = BROKER + state.name.encode()
         self._links = links
         self._announce_at = 0.0
         self._free_at = 0.0
         self._changed: dict[bytes, None] = {}
         """Services whose announcements over all links may have to change."""
-        self.alarm = shared.alarms.add()
+        self.alarm = alarm
         """Set while there is anything to announce."""
 
     # ── what this broker announces ───────────────────────────────────────────────────────────────────────────────────
@@ -127,10 +127,9 @@ class Announcements(Part):
         if service is None:
             return 0, 0, 0
         credit = free = hops = held = 0
-        remotes = service.schedule.remotes
-        for remote in remotes:
+        for remote in service.remotes:
             held += remote.load
-            if link.joins(remote.link):
+            if isinstance(remote, LinkRemote) and link.joins(remote.link):
                 credit += remote.credit
                 free += max(remote.may_hold - remote.load, 0)
                 hops = min(hops, remote.hops + 1) if hops else remote.hops + 1
@@ -147,7 +146,7 @@ class Announcements(Part):
     def review(self, link: Link) -> None:
         """Decide again about everything that is announced over `link`, or may be.
 
-        This broker's name comes last, and shows the other that it has heard all.
+        This broker's name comes last, and shows the other that it knows all.
         """
         directory = self._directory
         local = [service.name for service in directory.services.values() if service.available]
@@ -156,24 +155,28 @@ class Announcements(Part):
 
     # ── what others announce ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def heard(self, link: Link, command: wire.Ready, now: float) -> bool:
-        """Take in an announcement.  Return False if it tells that the brokers are linked in a circle."""
+    def shows_circle(self, command: wire.Ready) -> bool:
+        """Return whether an announcement shows that the brokers are linked in a circle: it has this broker's name."""
+        return command.service == self._own
+
+    def take_in(self, link: Link, command: wire.Ready, now: float) -> list[Service]:
+        """Take in an announcement.  Return the services that can no longer be reached over this link."""
         name, hops = command.service, command.hops
-        if name == self._own:
-            return False
         remote = link.remotes.get(name)
         if not hops:
-            if remote is not None:
-                self.withdraw(remote)
-            return True
+            if remote is None:
+                return []
+            self.withdraw(remote)
+            return [remote.service]
         if remote is None:
             if not self._may_announce(link, name, hops, now):
-                return True
-            remote = link.remotes[name] = self._directory.add_remote(link, name)
+                return []
+            remote = link.remotes[name] = LinkRemote(link, self._directory.service(name))
+            self._directory.add_remote(remote)
         credit = min(command.credit, BROKER_CREDIT)
         self._directory.update_remote(remote, credit, min(command.free, credit), hops)
         self.changed(remote.service)
-        return True
+        return []
 
     def _may_announce(self, link: Link, name: bytes, hops: int, now: float) -> bool:
         """Return whether the other broker may announce a service that it has not announced before."""
@@ -194,9 +197,8 @@ class Announcements(Part):
         self._journal.note(now, logging.WARNING, "link-service", text, name, link.name, why)
         return False
 
-    def withdraw(self, remote: Remote) -> None:
+    def withdraw(self, remote: LinkRemote) -> None:
         """Forget that a service can be reached over a link.  Requests that are there go on."""
         del remote.link.remotes[remote.service.name]
         self._directory.remove_remote(remote)
-        self.withdrawn_services.append(remote.service)
         self.changed(remote.service)

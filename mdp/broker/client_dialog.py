@@ -1,4 +1,6 @@
-"""The dialog with clients: requests, cancellations, heartbeats, and what is wrong with them (C2, C15, C19 to C25)."""
+"""The dialog with clients: requests, cancellations and heartbeats, valid or not (C2, C15, C19 to C25)."""
+
+from typing import Final
 
 from .. import wire
 from ..codes import Code
@@ -7,22 +9,64 @@ from ..wire import Message, Reason, batch
 from .admission import Admission
 from .drops import Drop
 from .endings import Endings
-from .given_up import GivenUp
-from .links import Links
-from .records import Client, Request, Service, key_of
+from .records import Client, PeerKey, Request, Service, key_of
 from .requests import Requests
 from .roles import Role
-from .shared import Part, Shared
+from .state import Federation, Part, State
+
+GIVEN_UP: Final = 60.0
+"""A client that was given up is not answered until it has been silent for this many seconds."""
+MAX_GIVEN_UP: Final = 5000
+"""Maximum number of such clients that are remembered."""
+
+
+class GivenUp:
+    """Peers that did not keep up and so missed messages.
+
+    Since it is not answered, an X1 client considers the broker dead, reconnects, and resends what is outstanding.
+    A proxy stands for all peers behind it.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[PeerKey, float] = {}
+        """Until when each client that was given up is not answered; the latest last."""
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, key: PeerKey, now: float) -> None:
+        """Give up a peer."""
+        self._until.pop(key, None)  # the one that is forgotten first is the one that has been silent for longest
+        self._until[key] = now + GIVEN_UP
+        if len(self._until) > MAX_GIVEN_UP:
+            del self._until[next(iter(self._until))]
+
+    def forget(self, identity: bytes) -> None:
+        """Answer the peer with that routing id again: it is another connection."""
+        self._until.pop(identity, None)
+
+    def includes(self, key: PeerKey, now: float) -> bool:
+        """Return whether a peer that has just sent a message is not answered."""
+        proxy = key if isinstance(key, bytes) else key[0]
+        until = max(self._until.get(key, 0.0), self._until.get(proxy, 0.0))
+        if now >= until:
+            self._until.pop(key, None)
+            self._until.pop(proxy, None)
+            return False
+        # This message stays unanswered too, which extends the time.  A peer behind a proxy reconnects to the proxy, so
+        # it is given up by itself; otherwise its peers would keep the whole proxy given up.
+        self.add(key, now)
+        return True
 
 
 class ClientDialog(Part):
     """The dialog of one broker with its clients."""
 
     def __init__(
-        self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
+        self, state: State, federation: Federation, requests: Requests, endings: Endings, admission: Admission
     ) -> None:
-        super().__init__(shared)
-        self._links = links
+        super().__init__(state)
+        self._federation = federation
         self._requests = requests
         self._endings = endings
         self._admission = admission
@@ -43,7 +87,7 @@ class ClientDialog(Part):
         client = self._client(found.route, role)
         if client is None:
             return
-        if client.link is None:
+        if not client.is_broker:
             client.route = found.route
         if found.bare:
             self._heartbeat(client)
@@ -98,7 +142,7 @@ class ClientDialog(Part):
         if role.restricted and options.on_behalf is not None:
             if not role.on_behalf:
                 return Drop.NOT_ON_BEHALF
-            user = self._shared.roles.named(options.on_behalf)
+            user = self._state.roles.named(options.on_behalf)
         request.sign(user.signature)
         if not role.may_call(name):
             return Drop.NOT_ALLOWED
@@ -106,7 +150,7 @@ class ClientDialog(Part):
 
     def _invalid(self, command: wire.Invalid, client: Client, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
-        self._requests.count_invalid(command.reason, now)
+        self._state.count_invalid(command.reason, now)
         if command.id is None:
             return
         code, text = Code.MALFORMED, f"malformed: {command.reason}"
@@ -119,7 +163,7 @@ class ClientDialog(Part):
         """Answer a HEARTBEAT."""
         self._stats.heartbeats += 1
         # A broker that has just started waits until what other brokers offer can be reached.
-        away = self._shared.draining or self._links.untried
+        away = self._state.draining or self._federation.incomplete
         answer = wire.disconnect if away else wire.heartbeat
         self._outgoing.say(client, answer(client.route, wire.CX1))
 
@@ -128,13 +172,13 @@ class ClientDialog(Part):
     def probe(self, identity: bytes) -> None:
         """Send a HEARTBEAT to the clients behind that routing id that wait for a reply."""
         for client in self._directory.clients_at(identity):
-            if client.numbered and client.link is None:
+            if client.numbered and not client.is_broker:
                 self._outgoing.say(client, wire.heartbeat(client.route, wire.CX1))
 
     def drain(self) -> None:
         """Tell the clients that wait for a reply that the broker drains."""
         for client in self._directory.clients.values():
-            if client.numbered and client.link is None:
+            if client.numbered and not client.is_broker:
                 self._outgoing.say(client, wire.disconnect(client.route, wire.CX1))
 
     def give_up(self, identity: bytes, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Who is there: the services of a broker, and the workers and clients that offer and call them.
+"""The services of a broker, and the workers and clients that offer and call them.
 
 No frames, no clock, no socket.  Every operation takes constant time, whatever the number of peers.
 """
@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from ..service_limits import NO_LIMITS, ServiceLimits
 from ..wire import EMPTY, Route
-from .abouts import Abouts
 from .groups import Gate, Group, Groups, Throttling
 from .metrics import Metrics
-from .records import Client, Link, PeerKey, Proxy, Remote, Service, Worker, key_of
+from .records import About, Client, PeerKey, Proxy, Remote, Request, Service, Worker, key_of
 from .roles import Role
+
+MAX_ABOUTS: Final = 8
+"""Different texts of one service: a rolling deploy has two or three."""
+MAX_ABOUTS_BYTES: Final = 64 << 20
+"""Bytes of the texts of all services."""
 
 
 class Directory:
@@ -28,7 +33,7 @@ class Directory:
         self.services: dict[bytes, Service] = {}
         self.reachable: dict[bytes, Service] = {}
         """The services that other brokers offer."""
-        self.linked: dict[PeerKey, Client] = {}
+        self.brokers: dict[PeerKey, Client] = {}
         """The clients that are other brokers."""
         self.metrics = Metrics()
         self.throttling = Throttling()
@@ -61,9 +66,9 @@ class Directory:
             if service.name not in self.services and self.reachable.get(service.name, service) is service:
                 self.services[service.name] = service
                 self.limit(service, -math.inf)
-                if self.metrics.of(service.name).served or service.schedule.remotes:
+                if self.metrics.of(service.name).served or service.remotes:
                     self._count_by_name(service)
-                if not service.schedule.remotes:
+                if not service.remotes:
                     self.unserved[service] = None
             self.unsettled.append(service)
 
@@ -124,14 +129,14 @@ class Directory:
 
     # ── limits and groups ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def groups_of(self, service: Service) -> Groups:
+    def groups_of(self, service: Service) -> Groups[Request]:
         """Return the groups of a service, which take turns from now on."""
         groups = service.schedule.groups
         if groups is None:
-            groups = service.schedule.form_groups(service, self.throttling)
+            groups = service.schedule.form_groups(service.name, self.throttling)
             for worker in service.workers:
                 for attempt in worker.held.values():
-                    groups.started(attempt, -math.inf)
+                    attempt.start(groups, -math.inf)
         return groups
 
     def limit(self, service: Service, now: float) -> None:
@@ -157,8 +162,9 @@ class Directory:
         groups = gate.groups if isinstance(gate, Group) else gate
         assert isinstance(groups, Groups)  # noqa: S101 - there are only these two
         groups.wake(gate, now)
-        if self.services.get(groups.service.name) is groups.service:
-            self.touch(groups.service)
+        service = self.services.get(groups.service)
+        if service is not None and service.schedule.groups is groups:
+            self.touch(service)
 
     # ── clients ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,8 +172,8 @@ class Directory:
         """Return the client with that route; a new one, of `role`, is known once a request of it is accepted."""
         key = key_of(route)
         client = self.clients.get(key)
-        if client is None and self.linked:
-            client = self.linked.get(key)
+        if client is None and self.brokers:
+            client = self.brokers.get(key)
         return Client(key, role) if client is None else client
 
     def add_client(self, client: Client) -> None:
@@ -239,7 +245,7 @@ class Directory:
             if not service.declared[worker.limits]:
                 del service.declared[worker.limits]
                 self.limit(service, now)
-        if not service.workers and not service.schedule.remotes:
+        if not service.workers and not service.remotes:
             self.unserved[service] = None  # until its requests have ended
         self._availability_changed(service)
 
@@ -254,22 +260,20 @@ class Directory:
         self.touch(worker.service)
 
     def _availability_changed(self, service: Service) -> None:
-        for remote in service.schedule.remotes:
+        for remote in service.remotes:
             remote.decide()
             self._update(remote)
 
     # ── what other brokers offer ─────────────────────────────────────────────────────────────────────────────────────
 
-    def add_remote(self, link: Link, name: bytes) -> Remote:
-        """Record that a service can be reached over a link; its credit is set with `update_remote`."""
-        service = self.service(name)
-        self.reachable[name] = service
-        remote = Remote(link, service)
-        service.schedule.remotes.append(remote)
+    def add_remote(self, remote: Remote) -> None:
+        """Record that a service can be reached through another broker; its credit is set with `update_remote`."""
+        service = remote.service
+        self.reachable[service.name] = service
+        service.remotes.append(remote)
         self._served(service)
-        if name in self.services:
+        if service.name in self.services:
             self._count_by_name(service)
-        return remote
 
     def update_remote(self, remote: Remote, credit: int, free: int, hops: int) -> None:
         """Record what the other broker has announced."""
@@ -277,12 +281,12 @@ class Directory:
         self._update(remote)
 
     def remove_remote(self, remote: Remote) -> None:
-        """Record that a service cannot be reached over a link any longer.  Requests that are there go on."""
+        """Record that a service cannot be reached through a broker any longer.  Requests that are there go on."""
         service = remote.service
         remote.leaving = True
         self._update(remote)  # which also keeps the service, to which these requests may return
-        service.schedule.remotes.remove(remote)
-        if not service.schedule.remotes:
+        service.remotes.remove(remote)
+        if not service.remotes:
             self.reachable.pop(service.name, None)
             if not service.workers and service.name in self.services:
                 self.unserved[service] = None  # until its requests have ended
@@ -312,3 +316,44 @@ class Directory:
             del proxy.peers[key]
             if not proxy.peers:
                 del self.proxies[key[0]]
+
+
+class Abouts:
+    """What the workers of each service say of it; those that are leaving do not count."""
+
+    def __init__(self, max_bytes: int = MAX_ABOUTS_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._by_service: dict[bytes, dict[bytes, About]] = {}
+        self._size = 0
+
+    def of(self, service: bytes) -> list[About]:
+        """Return what is said of a service, first what most workers say."""
+        return sorted(self._by_service.get(service, {}).values(), key=_rank)
+
+    def add(self, service: bytes, text: bytes) -> About | None:
+        """Record that one more worker says this of its service.  Return None if it is not kept: there is no room."""
+        said = self._by_service.get(service, {})
+        about = said.get(text)
+        if about is None:
+            if not text or len(said) >= MAX_ABOUTS or self._size + len(text) > self._max_bytes:
+                return None
+            about = said[text] = About(text)
+            self._by_service[service] = said
+            self._size += len(text)
+        about.workers += 1
+        return about
+
+    def remove(self, service: bytes, about: About) -> None:
+        """Record that one of the workers that say this is leaving."""
+        about.workers -= 1
+        if about.workers:
+            return
+        said = self._by_service[service]
+        del said[about.text]
+        self._size -= len(about.text)
+        if not said:
+            del self._by_service[service]
+
+
+def _rank(about: About) -> int:
+    return -about.workers

@@ -4,11 +4,6 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from ..codes import Code
-from ..limits import Limits
-from ..timers import NEVER
-from ..wire import BROKER
-from .groups import MAX_GROUPS
-from .records import Request
 
 
 class Drop(StrEnum):
@@ -149,42 +144,3 @@ REPORTS: Final[dict[Drop, Report]] = {
     Drop.CLIENT_GONE: Report(None, "its client is gone", quiet=True),
     Drop.HANDLER_FAILED: Report(None, "its handler failed", quiet=True),  # an X1 client gets the worker's own ERROR
 }
-
-
-NOT_PLACED: Final = {
-    Drop.NO_WORKER, Drop.NO_BROKER, Drop.LAST_WORKER_LOST, Drop.QUEUE_FULL, Drop.MEMORY_FULL, Drop.TOO_MANY_SERVICES,
-    Drop.TOO_MANY_UNSERVED, Drop.TOO_MANY_GROUPS, Drop.ROLE_OUTSTANDING, Drop.ROLE_QUEUED, Drop.ROLE_MEMORY_FULL,
-    Drop.DRAINING, Drop.CLOSING, Drop.LINKS_LOST,
-}  # fmt: skip
-"""Drops after which a broker returns a request to the one that passed it on, since others may still do it."""
-
-RETURNED: Final = b"returned"
-"""The reason of an ERROR that is not the end of a request: another broker returns it, and workers have died of it."""
-
-
-def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None = None) -> str:
-    """Return the text of the ERROR that tells the client why `request` was dropped.
-
-    `given_up` tells why a worker has given it up before.
-    """
-    text = REPORTS[drop].text
-    if "{" not in text:
-        return text
-    if drop is Drop.NO_BROKER:
-        return text.format(broker=request.service.name.removeprefix(BROKER).decode())
-    if drop not in {Drop.EXPIRED, Drop.TTL_PASSED, Drop.LIMIT_PASSED}:
-        worker = "its worker was lost" if given_up is None else f"its worker gave it up: {given_up}"
-        return text.format(request=request, limits=limits, worker=worker, max_groups=MAX_GROUPS)
-    if request.attempt is not None:
-        return "its time passed while a worker held it"
-    service = request.service
-    workers = f"{service.available} offer it" if service.available else "none offers it"
-    if service.available and not service.schedule.capacity:
-        workers += ", all busy"
-    if limits_of_service := service.schedule.limits:
-        workers += f"; the service is limited ({limits_of_service})"
-    endless = drop is Drop.EXPIRED or request.deadline >= NEVER
-    what = f"the broker's expiry of {limits.expiry:g} s" if endless else "its time"
-    if given_up is not None:
-        workers += f"; a worker gave it up before: {given_up}"
-    return text.format(what=what, workers=workers)

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator
 from .drops import Drop
 from .records import Attempt, Client, Request, Service
 from .requests import Requests
-from .shared import Part, Shared
+from .state import Part, State
 
 
 class Endings(Part):
     """The requests of one broker that are about to end."""
 
-    def __init__(self, shared: Shared, requests: Requests) -> None:
-        super().__init__(shared)
-        self._work = shared.work
-        self._congested = shared.congested
+    def __init__(self, state: State, requests: Requests) -> None:
+        super().__init__(state)
+        self._work = state.work
+        self._congested = state.congested
         self._requests = requests
         self._jobs: deque[Iterator[None]] = deque()
         self._working = False
@@ -106,7 +106,7 @@ class Endings(Part):
         for request in requests:
             if service.available:
                 return  # they may wait again
-            if request.waits and not request.client.gone and not service.schedule.can_pass_on(request):
+            if request.waits and not request.client.gone and not service.can_pass_on(request):
                 # 404 tells the client that no worker has begun with the request.
                 reason = Drop.LAST_WORKER_LOST if request.handed else Drop.NO_WORKER
                 self._requests.drop(request, reason, self._now)

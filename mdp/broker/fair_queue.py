@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Generic, TypeVar
 
 from ..linked_lists import LinkedList, Node
-
-if TYPE_CHECKING:
-    from .records import Client, Link, Request
+from ..timers import TimerNode
+from ..wire import Options
 
 MAX_CLIENTS: Final = 1000
 """Clients among which the oldest request of a service is looked for at most: an answer must not take long."""
 
 
-def is_pinned(request: Request) -> bool:
-    """Return whether `request` is addressed to this broker, so that only its own workers may do it."""
-    return request.way is not None and request.way.pinned
+class QueuedRequest(TimerNode):
+    """A request, as far as it matters for when its turn comes."""
+
+    __slots__ = ("attempts", "options", "since")
+    attempts: int
+    """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
+    options: Options
+    since: float
+    """When it was accepted, sent to a worker, or came back from one."""
+
+    @property
+    @abstractmethod
+    def client_queues(self) -> ClientQueues:
+        """The queues of its client."""
+
+    @property
+    @abstractmethod
+    def pinned(self) -> bool:
+        """Whether it is addressed to this broker, so that only workers here may do it."""
 
 
-def may_pass(request: Request, link: Link) -> bool:
-    """Return whether `request` may be passed on over `link` (C44).
-
-    It must not go to where it has been.
-    """
-    source = request.client.link
-    if source is not None and not source.joins(link):
-        return False
-    return request.way is None or link.name not in request.way.via
+R = TypeVar("R", bound=QueuedRequest)
 
 
 class Tally:
@@ -40,20 +48,19 @@ class Tally:
         self.waiting = 0
 
 
-class ClientQueue(Node):
+class ClientQueue(Node, Generic[R]):
     """The requests of one client in a `FairQueue`, where clients take turns in the order of these."""
 
-    __slots__ = ("client", "requests", "taken_out")
+    __slots__ = ("requests", "taken_out")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.client = client
         self.taken_out = False
         """Whether the client has no turn any more, since it is gone."""
-        self.requests: LinkedList[Request] = LinkedList()
+        self.requests: LinkedList[R] = LinkedList()
 
 
-class FairQueue:
+class FairQueue(Generic[R]):
     """A queue in which clients take turns.  It counts its requests in `tally`, too."""
 
     __slots__ = ("_queues", "_tally", "size", "total")
@@ -63,24 +70,26 @@ class FairQueue:
         self.total = 0
         """Number of requests, with those of clients that are gone, which are still to be removed."""
         self._tally = tally
-        self._queues: LinkedList[ClientQueue] = LinkedList()
+        self._queues: LinkedList[ClientQueue[R]] = LinkedList()
 
-    def append(self, request: Request) -> None:
+    def append(self, request: R) -> None:
         """Add `request` after the others of its client."""
-        queue = request.client.waiting.get(self)
+        queues = request.client_queues
+        queue = queues.get(self)
         if queue is None:
-            queue = request.client.waiting[self] = ClientQueue(request.client)
+            queue = queues[self] = ClientQueue()
             self._queues.append(queue)
         queue.requests.append(request)
         self.size += 1
         self.total += 1
         self._tally.waiting += 1
 
-    def prepend(self, request: Request) -> None:
+    def prepend(self, request: R) -> None:
         """Add `request` before all others (C17)."""
-        queue = request.client.waiting.get(self)
+        queues = request.client_queues
+        queue = queues.get(self)
         if queue is None:
-            queue = request.client.waiting[self] = ClientQueue(request.client)
+            queue = queues[self] = ClientQueue()
         else:
             self._queues.remove(queue)
         self._queues.prepend(queue)
@@ -89,21 +98,21 @@ class FairQueue:
         self.total += 1
         self._tally.waiting += 1
 
-    def take(self) -> Request:
+    def take(self) -> R:
         """Remove and return the next request; its client takes its next turn after all others."""
         queue = self._queues.first
         assert queue is not None  # noqa: S101 - the caller has checked `size`
         return self._take_from(queue)
 
-    def take_for(self, link: Link) -> Request | None:
-        """Remove and return the next request that may be passed on over `link`; None if there is none."""
-        for queue in self._queues:  # all requests that came over a link are in one, so few are passed over
+    def take_for(self, may_take: Callable[[R], bool]) -> R | None:
+        """Remove and return the next request that another broker may take; None if there is none."""
+        for queue in self._queues:  # all requests of another broker are in one, so few are passed over
             request = queue.requests.first
-            if request is not None and may_pass(request, link):
+            if request is not None and may_take(request):
                 return self._take_from(queue)
         return None
 
-    def _take_from(self, queue: ClientQueue) -> Request:
+    def _take_from(self, queue: ClientQueue[R]) -> R:
         request = queue.requests.first
         assert request is not None  # noqa: S101 - a queue without requests is removed
         if queue is not self._queues.last:
@@ -112,38 +121,43 @@ class FairQueue:
         self.remove(request)
         return request
 
-    def first(self) -> Request | None:
+    def first(self) -> R | None:
         """Return the next request, or None."""
         queue = self._queues.first
         return None if queue is None else queue.requests.first
 
-    def take_out(self, queue: ClientQueue) -> None:
+    def take_out(self, queue: ClientQueue[R]) -> None:
         """Let the requests of a client that is gone wait no longer; each is still to be removed."""
         queue.taken_out = True
         self._queues.remove(queue)
         self.size -= queue.requests.size
         self._tally.waiting -= queue.requests.size
 
-    def heads(self) -> Iterator[Request]:
+    def heads(self) -> Iterator[R]:
         """Yield the oldest request of each client."""
         for queue in self._queues:
             yield from islice(queue.requests, 1)
 
-    def oldest_requests(self, most: int) -> Iterator[Request]:
+    def oldest_requests(self, most: int) -> Iterator[R]:
         """Yield requests in this queue: of each client as many of its oldest as make `most` if all have as many."""
         each = max(most // self._queues.size, 1) if self._queues.size else 0
         for queue in islice(self._queues, most):
             yield from islice(queue.requests, each)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: R) -> None:
         """Remove `request`, which is in this queue."""
-        queue = request.client.waiting[self]
+        queues = request.client_queues
+        queue = queues[self]
         queue.requests.remove(request)
         self.total -= 1
         if queue.requests.first is None:
             if not queue.taken_out:
                 self._queues.remove(queue)
-            del request.client.waiting[self]
+            del queues[self]
         if not queue.taken_out:
             self.size -= 1
             self._tally.waiting -= 1
+
+
+ClientQueues = dict["FairQueue[Any]", "ClientQueue[Any]"]
+"""The requests of one client that wait, by the queue in which it takes turns."""

@@ -15,18 +15,15 @@ No frames, no clock.  Every operation takes constant time, whatever the number o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nlargest
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Generic
 
 from ..linked_lists import LinkedList, Node
 from ..service_limits import NO_LIMITS, Limit, ServiceLimits
 from ..timers import NEVER, TimerNode, Timers
-from .fair_queue import MAX_CLIENTS, FairQueue, Tally
-
-if TYPE_CHECKING:
-    from .records import Attempt, Link, Request, Service
+from .fair_queue import MAX_CLIENTS, FairQueue, R, Tally
 
 MAX_GROUPS: Final = 1_000_000
 """Maximum number of groups in a broker, of all services together."""
@@ -102,35 +99,35 @@ class Gate(TimerNode):
         return not self.running and self.tat == -math.inf
 
 
-class Lane(Node):
+class Lane(Node, Generic[R]):
     """The requests of one kind in one group."""
 
     __slots__ = ("group", "queue", "turns")
 
-    def __init__(self, group: Group, queue: FairQueue) -> None:
+    def __init__(self, group: Group[R], queue: FairQueue[R]) -> None:
         super().__init__()
         self.group = group
         self.queue = queue
-        self.turns: LinkedList[Lane] | None = None
+        self.turns: LinkedList[Lane[R]] | None = None
         """Where it takes its turns: None if it has no requests, or its group is parked."""
 
 
-def _unlist(lane: Lane) -> None:
+def _unlist(lane: Lane[Any]) -> None:
     if lane.turns is not None:
         lane.turns.remove(lane)
         lane.turns = None
 
 
-class Group(Gate):
+class Group(Gate, Generic[R]):
     """The requests of one group that wait, and how many of them run."""
 
     __slots__ = ("groups", "lanes", "name", "parked")
 
-    def __init__(self, groups: Groups, name: str) -> None:
+    def __init__(self, groups: Groups[R], name: str) -> None:
         super().__init__()
         self.groups = groups
         self.name = name
-        self.lanes: list[Lane | None] = [None] * KINDS
+        self.lanes: list[Lane[R] | None] = [None] * KINDS
         self.parked = False
         """Whether its requests wait until one may start."""
 
@@ -145,7 +142,7 @@ class Group(Gate):
         return sum([lane.queue.total for lane in self.lanes if lane is not None]) == 0
 
 
-class Groups(Gate):
+class Groups(Gate, Generic[R]):
     """The groups of a service, whose limit it keeps as well.
 
     The requests without a group are in one, which has no name and the queues in `own`.
@@ -165,35 +162,36 @@ class Groups(Gate):
         "service",
     )
 
-    def __init__(self, service: Service, own: tuple[FairQueue, ...], tally: Tally, throttling: Throttling) -> None:
+    def __init__(self, service: bytes, own: tuple[FairQueue[R], ...], tally: Tally, throttling: Throttling) -> None:
         super().__init__()
         self.service = service
+        """The name of the service."""
         self.limits = NO_LIMITS
-        self.by_name: dict[str, Group] = {}
+        self.by_name: dict[str, Group[R]] = {}
         """The groups of which anything is to be known: one that waits, one that runs, or when the next may start."""
         self.arrived = 0
         """How many requests were accepted in this turn that need not wait, but have not started yet."""
         self._own = own
         self._tally = tally
         self._throttling = throttling
-        self._turns: list[LinkedList[Lane]] = [LinkedList() for _ in range(KINDS)]
-        self._fresh: list[LinkedList[Lane]] = [LinkedList() for _ in range(KINDS)]
+        self._turns: list[LinkedList[Lane[R]]] = [LinkedList() for _ in range(KINDS)]
+        self._fresh: list[LinkedList[Lane[R]]] = [LinkedList() for _ in range(KINDS)]
         """Those of which nothing runs, for their first turn."""
         self._fresh_in_a_row = 0
-        self._parked: dict[Group, None] = {}
+        self._parked: dict[Group[R], None] = {}
         for kind, queue in enumerate(own):
             if queue.total:
                 self._list(self._lane("", kind), kind)
 
     # ── the queues ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def append(self, request: Request, kind: int) -> None:
+    def append(self, request: R, kind: int) -> None:
         """Add `request` after the others of its client and group."""
         lane = self._lane(request.options.group, kind)
         lane.queue.append(request)
         self._list(lane, kind)
 
-    def prepend(self, request: Request, kind: int) -> None:
+    def prepend(self, request: R, kind: int) -> None:
         """Add `request` before all others (C17)."""
         lane = self._lane(request.options.group, kind)
         lane.queue.prepend(request)
@@ -202,7 +200,7 @@ class Groups(Gate):
         lane.turns = self._fresh[kind]
         lane.turns.prepend(lane)
 
-    def _lane(self, name: str, kind: int) -> Lane:
+    def _lane(self, name: str, kind: int) -> Lane[R]:
         """Return where a request goes that is about to be added."""
         group = self.group(name)
         if not group.parked:
@@ -212,7 +210,7 @@ class Groups(Gate):
             lane = group.lanes[kind] = Lane(group, FairQueue(self._tally) if name else self._own[kind])
         return lane
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> Group[R]:
         """Return the group of that name, which is known from now on."""
         group = self.by_name.get(name)
         if group is None:
@@ -221,12 +219,12 @@ class Groups(Gate):
             self._throttling.groups += 1
         return group
 
-    def _list(self, lane: Lane, kind: int) -> None:
+    def _list(self, lane: Lane[R], kind: int) -> None:
         if lane.turns is None and not lane.group.parked:
             lane.turns = self._turns[kind] if lane.group.running else self._fresh[kind]
             lane.turns.append(lane)
 
-    def remove(self, request: Request, kind: int) -> None:
+    def remove(self, request: R, kind: int) -> None:
         """Remove `request`, which waits."""
         group = self.by_name[request.options.group]
         lane = group.lanes[kind]
@@ -234,13 +232,13 @@ class Groups(Gate):
         lane.queue.remove(request)
         self._removed(lane)
 
-    def _removed(self, lane: Lane) -> None:
+    def _removed(self, lane: Lane[R]) -> None:
         if not lane.queue.size:
             _unlist(lane)
         if lane.group.empty:
             self._rest(lane.group)
 
-    def take(self, kind: int, now: float) -> Request | None:
+    def take(self, kind: int, now: float) -> R | None:
         """Remove and return the next request of that kind that may start; None if there is none.
 
         Its group takes its next turn after all others.
@@ -262,23 +260,23 @@ class Groups(Gate):
             return request
         return None
 
-    def _next(self, kind: int) -> Lane | None:
+    def _next(self, kind: int) -> Lane[R] | None:
         """Return the lane whose turn it is."""
         fresh, other = self._fresh[kind].first, self._turns[kind].first
         if fresh is None or (other is not None and self._fresh_in_a_row >= MAX_FRESH):
             return other
         return fresh
 
-    def take_for(self, link: Link, kind: int) -> Request | None:
-        """Remove and return the next request of that kind that may be passed on over `link`; None if there is none."""
+    def take_for(self, may_take: Callable[[R], bool], kind: int) -> R | None:
+        """Remove and return the next request of that kind that another broker may take; None if there is none."""
         for lane in islice(chain(self._fresh[kind], self._turns[kind]), MAX_CLIENTS):
-            request = lane.queue.take_for(link)
+            request = lane.queue.take_for(may_take)
             if request is not None:
                 self._removed(lane)
                 return request
         return None
 
-    def waiting_queues(self) -> Iterator[FairQueue]:
+    def waiting_queues(self) -> Iterator[FairQueue[R]]:
         """Yield the queues in which requests wait: suspects first, and what is parked last."""
         for kind in (SUSPECT, PINNED, QUEUED):
             for turns in (self._fresh[kind], self._turns[kind]):
@@ -333,18 +331,19 @@ class Groups(Gate):
             return self._tally.waiting
         return sum(group.waiting for group in islice(self._parked, MAX_CLIENTS))
 
-    def most_waiting(self, most: int) -> list[Group]:
+    def most_waiting(self, most: int) -> list[Group[R]]:
         """Return the groups with the most requests that wait.  With very many groups, only some of them count."""
         return nlargest(most, islice(self.by_name.values(), MAX_CLIENTS), key=lambda group: group.waiting)
 
-    def started(self, attempt: Attempt, now: float) -> None:
-        """Count a request that starts."""
-        group = attempt.group = self.group(attempt.request.options.group)
+    def started(self, name: str, now: float) -> Group[R]:
+        """Count a request of that group that starts; return the group."""
+        group = self.group(name)
         self._throttling.wakes.clear(group)
         group.start(now)
         self.start(now)
+        return group
 
-    def ended(self, group: Group) -> None:
+    def ended(self, group: Group[R]) -> None:
         """Take in that a request of `group` runs no longer."""
         self.running -= 1
         group.running -= 1
@@ -370,7 +369,7 @@ class Groups(Gate):
             self._throttling.wakes.set(self, self.tat)
         return self.rested and not self.by_name
 
-    def _park(self, group: Group, opens: float) -> None:
+    def _park(self, group: Group[R], opens: float) -> None:
         for lane in group.lanes:
             if lane is not None:
                 _unlist(lane)
@@ -379,7 +378,7 @@ class Groups(Gate):
         if opens < NEVER:
             self._throttling.wakes.set(group, opens)
 
-    def _unpark(self, group: Group) -> None:
+    def _unpark(self, group: Group[R]) -> None:
         if group.parked:
             self._throttling.wakes.clear(group)
             group.parked = False
@@ -388,7 +387,7 @@ class Groups(Gate):
                 if lane is not None and lane.queue.size:
                     self._list(lane, kind)
 
-    def _rest(self, group: Group) -> None:
+    def _rest(self, group: Group[R]) -> None:
         """Forget a group of which nothing waits, or see to it that it is forgotten in time."""
         if group.parked:
             group.parked = False

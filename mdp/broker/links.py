@@ -13,39 +13,41 @@ import json
 import logging
 import math
 import random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import wire
-from ..backoff import jittered
 from ..timers import Alarm
-from ..wire import BROKER, HELLO, batch
+from ..wire import BROKER, HELLO, MMI, batch
 from ..wire.names import displayed
 from .announcements import Announcements
-from .events import CloseLink, OpenLink
-from .records import Attempt, Client, Link, LinkKind, LinkState
+from .link_records import Link, LinkClient, LinkKind, LinkState
+from .records import Attempt, Client, Service
 from .roles import Role
-from .shared import Part, Shared
+from .state import Part, State
 
 MAX_BROKER_NAME: Final = 64
-MAX_REFUSED: Final = 30.0
-"""Longest pause, in seconds, before another attempt to link to a broker that refuses."""
-LASTING: Final = 60.0
-"""Seconds that a link must be up before earlier ends of it are forgotten (`Links.ended`)."""
-# Not Final: mypyc (2.4) takes a Final of several floats for unset.
-BACKOFF: tuple[float, float] = (0.1, 5.0)
-"""The shortest and the longest pause, in seconds, between attempts to connect to a broker that does not answer."""
-
-
 _NOT_ALLOWED: Final = "role %s may not link brokers: it needs link = true in %s broker's access file"
 _REVERSE: Final = {LinkKind.PEER: LinkKind.PEER, LinkKind.PARENT: LinkKind.CHILD, LinkKind.CHILD: LinkKind.PARENT}
+
+
+class OpenLink(NamedTuple):
+    """The shell is to open the connection of a link, and to report it: `Broker.link_opened` or `Broker.link_failed`."""
+
+    identity: bytes
+
+
+class CloseLink(NamedTuple):
+    """The shell is to close the connection of a link, if there is one."""
+
+    identity: bytes
 
 
 class Links(Part):
     """The links of one broker.  `instance` is a random text that no other broker has."""
 
-    def __init__(self, shared: Shared, instance: str, rng: random.Random) -> None:
-        super().__init__(shared)
-        self.name = shared.name
+    def __init__(self, state: State, instance: str, rng: random.Random, announcing: Alarm) -> None:
+        super().__init__(state)
+        self.name = state.name
         self.instance = instance
         self.by_identity: dict[bytes, Link] = {}
         """Every link that this broker opens, and those that others have opened and that are up."""
@@ -55,7 +57,7 @@ class Links(Part):
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""
         self._rng = rng
-        self.announcements = Announcements(shared, self.by_identity)
+        self.announcements = Announcements(state, self.by_identity, announcing)
         self._opened = 0
         self.alarm: Alarm | None = None
         """Set to when `tick` has something to do, or earlier."""
@@ -72,7 +74,6 @@ class Links(Part):
         self._opened += 1
         link = Link(identity or b"uplink-%d" % self._opened, kind, role, opens=True, where=where)
         link.key = (self.name, self._opened)
-        link.backoff = BACKOFF[0]
         link.untried = True
         self.untried += 1
         self.by_identity[link.identity] = link
@@ -83,7 +84,7 @@ class Links(Part):
         """Have the connection of a link opened."""
         link.state = LinkState.OPENING
         link.last_seen = now
-        self._shared.ask(OpenLink(link.identity))
+        self._outgoing.ask(OpenLink(link.identity))
 
     def opened(self, identity: bytes, now: float, role: Role | None) -> None:
         """Ask for the link over a new connection."""
@@ -93,7 +94,7 @@ class Links(Part):
         if not link.role.link:
             self._refused(link, _NOT_ALLOWED % (link.role.name, "this"), now)
             return
-        link.client = Client(identity, link.role, link)  # the requests of the one before may still have to be dropped
+        link.client = LinkClient(link)  # the requests of the one before may still have to be dropped
         link.state = LinkState.OPENING
         link.last_seen = now
         self.opening[identity] = link
@@ -109,8 +110,8 @@ class Links(Part):
     def _hello(self) -> dict[str, Any]:
         return {"name": self.name, "instance": self.instance, "heartbeat": self._limits.heartbeat}
 
-    def answered(self, link: Link, command: Any, now: float) -> None:
-        """Take in the answer to the request for a link, if `command` is one."""
+    def settle_hello(self, link: Link, command: Any, now: float) -> None:
+        """Take in the answer to our request for a link, if `command` is one."""
         if isinstance(command, wire.Error):
             self._refused(link, displayed(command.text.decode(errors="replace")), now)
         elif isinstance(command, wire.Reply) and command.final:
@@ -123,9 +124,9 @@ class Links(Part):
             if trouble:
                 self._refused(link, trouble, now)
             else:
-                self.up(link, now)
+                self.begin(link, now)
 
-    def asked(self, client: Client, role: Role, body: list[bytes]) -> tuple[Link | None, str]:
+    def check_hello(self, client: Client, role: Role, body: list[bytes]) -> tuple[Link | None, str]:
         """Decide on another broker's request for a link, over the connection of `client`, whose key has that role.
 
         Return the link, or why it is refused.
@@ -161,8 +162,8 @@ class Links(Part):
                 return each
         return None
 
-    def answer(self) -> list[bytes]:
-        """Return the body that accepts a link."""
+    def accepting_hello(self) -> list[bytes]:
+        """Return the body that accepts another broker's request for a link."""
         return [json.dumps(self._hello()).encode()]
 
     def _trouble_with(self, name: str, instance: str) -> str:
@@ -177,29 +178,19 @@ class Links(Part):
         return ""
 
     def _refused(self, link: Link, text: str, now: float) -> None:
-        link.backoff = min(max(4 * link.backoff, 1.0), MAX_REFUSED)
-        self.down(link, text, now)
+        link.redial.refused()
+        self.take_down(link, text, now)
 
-    def ended(self, link: Link, now: float) -> None:
-        """Wait longer each time before the link is opened again, because one of the two brokers has ended it.
-
-        A link that closes a circle would otherwise come and go, and with it the requests that it takes.
-        """
-        if now - link.up_since >= LASTING:
-            link.penalty = 0.0
-        link.penalty = min(max(4 * link.penalty, 1.0), MAX_REFUSED)
-        link.backoff = max(link.backoff, link.penalty)
-
-    def up(self, link: Link, now: float) -> None:
+    def begin(self, link: Link, now: float) -> None:
         """Record that both brokers have agreed on the link."""
         link.state = LinkState.UP
         link.trouble = ""
-        link.answered = False
-        link.backoff = BACKOFF[0]
+        link.trusted = False
+        link.redial.succeeded()
         link.last_seen = link.up_since = now
         link.heartbeat_at = now + self._limits.heartbeat
         self.opening.pop(link.identity, None)
-        self._directory.linked[link.identity] = link.client
+        self._directory.brokers[link.identity] = link.client
         self._journal.note(
             now, logging.INFO, "link-up", "linked to broker %s (%s)%s", link.name, link.kind.value,
             f" at {link.where}" if link.where else "",
@@ -225,12 +216,32 @@ class Links(Part):
             self.announcements.review(link)
         self._plan()
 
+    def describe(self, now: float) -> list[dict[str, Any]]:
+        """Return the links, as `mmi.brokers` shows them."""
+        return [
+            {
+                "broker": link.name,
+                "kind": str(link.kind),
+                "endpoint": link.where,
+                "state": "standby" if link.standby and link.state is LinkState.UP else str(link.state),
+                "trouble": link.trouble,
+                "up_seconds": round(now - link.up_since, 3) if link.state is LinkState.UP else 0,
+                "services": sum([not name.startswith(MMI) for name in link.remotes]),
+                "outstanding_there": len(link.attempts),
+                "outstanding_here": link.client.requests,
+                "sent": link.sent,
+                "received": link.received,
+            }
+            for link in self.by_identity.values()
+        ]
+
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def down(self, link: Link, why: str, now: float) -> list[Attempt]:
-        """Record that a link has ended; return the requests that are at the other broker, which are released.
+    def take_down(self, link: Link, why: str, now: float) -> tuple[list[Attempt], list[Service]]:
+        """Record that a link has ended.
 
-        If this broker opens the connection, it is to be closed, and opened again later.
+        Return the requests that are at the other broker, which are released, and the services that can no longer be
+        reached over this link.  If this broker opens the connection, it is to be closed, and opened again later.
         """
         was_up = link.state is LinkState.UP
         self._note_down(link, why, was_up, now)
@@ -240,27 +251,26 @@ class Links(Part):
         self._outgoing.close_batch(link)
         self.opening.pop(link.identity, None)
         if link.opens:
-            self._shared.ask(CloseLink(link.identity))
-            # A random part, so that brokers that have lost the same one do not all come back at the same moment.
-            link.retry_at = now + jittered(link.backoff, self._rng)
-            if not was_up:
-                link.backoff = max(link.backoff, min(2 * link.backoff, BACKOFF[1]))
+            self._outgoing.ask(CloseLink(link.identity))
+            link.redial.plan(now, self._rng, was_up=was_up)
         else:
             del self.by_identity[link.identity]
             link.client = Client(link.identity, link.role)  # the one before refers to the link: that would be a cycle
         self._plan()
         if not was_up:
-            return []
-        self._directory.linked.pop(link.identity, None)
+            return [], []
+        self._directory.brokers.pop(link.identity, None)
+        services: list[Service] = []
         for remote in list(link.remotes.values()):
             self.announcements.withdraw(remote)
+            services.append(remote.service)
         attempts = list(link.attempts.values())
         for attempt in attempts:
             self._registry.release(attempt)
         link.announced.clear()
         link.dirty.clear()
         self._choose(link.name)
-        return attempts
+        return attempts, services
 
     def _note_down(self, link: Link, why: str, was_up: bool, now: float) -> None:
         who = link.name or link.where
@@ -269,15 +279,15 @@ class Links(Part):
         elif why != link.trouble:
             self._journal.note(now, logging.WARNING, "link-failed", "no link to broker %s yet: %s", who, why)
 
-    def heard(self, link: Link, command: wire.Ready, now: float) -> bool:
-        """Take in an announcement.  Return False if it tells that the brokers are linked in a circle."""
+    def announced(self, link: Link, command: wire.Ready, now: float) -> list[Service]:
+        """Take in an announcement.  Return the services that can no longer be reached over this link."""
         if link.untried and command.service == BROKER + link.name.encode():
             self._tried(link)
-        return self.announcements.heard(link, command, now)
+        return self.announcements.take_in(link, command, now)
 
-    def answers(self, link: Link, *, returned: bool) -> None:
-        """Record that the other broker answers a request, or has only returned it.  It may be given more then."""
-        link.answered = not returned
+    def trust(self, link: Link, *, returned: bool) -> None:
+        """Record that the other broker answers a request, or has only returned it: it may be given more."""
+        link.trusted = not returned
         for remote in link.remotes.values():
             self._directory.touch(remote.service)
 
@@ -288,17 +298,17 @@ class Links(Part):
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def tick(self, now: float, heard: float) -> list[Link]:
+    def tick(self, now: float, read_until: float) -> list[Link]:
         """Send heartbeats, and have connections opened.
 
-        Return the links whose other end has been silent for too long, until the time `heard`.
+        Return the links whose other end has been silent for too long, up to the time `read_until`.
         """
         silent: list[Link] = []
         for link in self.by_identity.values():
             if link.state is LinkState.DOWN:
-                if now >= link.retry_at and not self.announcements.withdrawn:
+                if now >= link.redial.at and not self.announcements.withdrawn:
                     self._open(link, now)
-            elif heard >= link.last_seen + self._limits.patience:
+            elif read_until >= link.last_seen + self._limits.patience:
                 silent.append(link)
             elif link.state is LinkState.UP and now >= link.heartbeat_at:
                 link.heartbeat_at = now + self._limits.heartbeat
@@ -308,13 +318,13 @@ class Links(Part):
         return silent
 
     def _plan(self) -> None:
-        """Compute when something is due next.  What is heard from a link only moves that to a later time."""
+        """Compute when something is due next.  A message over a link only moves that to a later time."""
         due = math.inf
         for link in self.by_identity.values():
             if link.state is LinkState.DOWN:
                 if self.announcements.withdrawn:
                     continue  # a draining broker opens no links
-                at = link.retry_at
+                at = link.redial.at
             else:
                 at = link.last_seen + self._limits.patience
                 if link.state is LinkState.UP:

@@ -1,15 +1,31 @@
-"""What the broker sends because of one turn: messages, and for peers that speak X1, everything for one in a batch."""
+"""What one turn of the broker sends, everything for one X1 peer in a batch, and what it asks of the shell."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from .. import wire
-from ..wire import Message, batch, x1
+from ..wire import Message, Route, batch, x1
 from .records import Client, Request, Worker
 
-if TYPE_CHECKING:
-    from .records import Link
+Event = tuple[Any, ...]
+"""Something that the shell is to do: a NamedTuple, such as `WorkerForgotten`."""
+
+
+class WorkerForgotten(NamedTuple):
+    """Discard what waits for a worker of that route, unless it was sent in `turn` or later.
+
+    Nothing is sent to a worker after its DISCONNECT (C16).
+    """
+
+    route: Route
+    turn: int
+
+
+class Recipient:
+    """A peer beside clients and workers that gets batches."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        """The open batch (`batch.Batch`), which is sent at the end of the broker's turn."""
 
 
 class Outgoing:
@@ -22,8 +38,18 @@ class Outgoing:
     def __init__(self) -> None:
         self._messages: list[Any] = []
         """Messages and batches."""
-        self._open: list[Client | Worker | Link] = []
+        self._open: list[Client | Worker | Recipient] = []
         """The peers of the open batches."""
+        self._events: list[Event] = []
+
+    def ask(self, event: Event) -> None:
+        """Ask the shell to do something."""
+        self._events.append(event)
+
+    def take_events(self) -> list[Event]:
+        """Return what the shell is to do, once the messages are sent."""
+        events, self._events = self._events, []
+        return events
 
     def add(self, message: Message) -> None:
         """Send a message to a peer that is not registered, or that has no open batch."""
@@ -34,11 +60,11 @@ class Outgoing:
         peer.batch = None
         self._messages.append(message)
 
-    def close_batch(self, peer: Client | Worker | Link) -> None:
+    def close_batch(self, peer: Client | Worker | Recipient) -> None:
         """Let nothing more be added to the peer's open batch."""
         peer.batch = None
 
-    def batch_for(self, peer: Client | Worker | Link, route: wire.Route, header: bytes) -> Any:
+    def batch_for(self, peer: Client | Worker | Recipient, route: wire.Route, header: bytes) -> Any:
         """Return the open batch (`batch.Batch`) of a peer that speaks X1."""
         if peer.batch is None:
             peer.batch = batch.Batch(route, header)
@@ -51,7 +77,7 @@ class Outgoing:
         client, number = request.client, request.number
         if number is None:
             self.say(client, wire.reply_to_client(request.route, request.header, final, request.name, body))
-        elif client.link is None:
+        elif not client.is_broker:
             command = x1.CLIENT_FINAL if final else x1.CLIENT_PARTIAL
             self.batch_for(client, client.route, wire.CX1).reply(command, number, body)
         else:
@@ -62,7 +88,7 @@ class Outgoing:
         self, client: Client, number: int, code: int, text: bytes, detail: list[bytes], reason: bytes, lost: int
     ) -> None:
         """Send an ERROR to an X1 client, or to another broker."""
-        if client.link is None:
+        if not client.is_broker:
             records = self.batch_for(client, client.route, wire.CX1)
             records.error(x1.CLIENT_ERROR, number, code, text, detail, reason, lost)
         else:

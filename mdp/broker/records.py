@@ -1,30 +1,26 @@
-"""The records of the broker: services, workers, clients, requests, and links to other brokers.
+"""The records of the broker: services, workers, clients and requests.
 
-`Registry` owns the transitions of requests, `Links` those of links.
+`Registry` owns the transitions of requests, `Directory` knows the others.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ..linked_lists import LinkedList
 from ..service_limits import NO_LIMITS, ServiceLimits
-from ..timers import NEVER, TimerNode
-from ..wire import CX1, DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
+from ..timers import NEVER
+from ..wire import DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ..wire.names import show
+from .drops import Drop
+from .fair_queue import ClientQueues, QueuedRequest
+from .groups import Group, Groups
 from .metrics import UNCOUNTED, ServiceMetrics
 from .roles import Role
-from .scheduling import Schedule
-
-if TYPE_CHECKING:
-    from .abouts import About
-    from .drops import Drop
-    from .fair_queue import ClientQueue, FairQueue
-    from .groups import Group
-    from .scheduling import Pool
+from .scheduling import Schedule, ScheduledWorker
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a request beside its body: the size of its objects, rounded up (C40)."""
@@ -34,9 +30,6 @@ GROUP_OVERHEAD: Final = 1536
 """Bytes charged for a request's group."""
 CLIENT_OVERHEAD: Final = 1536
 """Bytes charged for a client that has requests."""
-MAX_UNANSWERED: Final = 64
-"""Requests that may be at another broker that has not answered any yet: it may claim more than it can do.  Handlers may
-wait for each other, so they are as many as an asyncio worker takes by default."""
 PeerKey = bytes | Route
 """The routing id of a directly connected peer; for a peer behind proxies, the routing id of the proxy and the addresses
 in the envelope."""
@@ -51,15 +44,15 @@ class Client:
     """A client that has requests here."""
 
     __slots__ = (
-        "batch", "charge", "gone", "key", "link", "named", "numbered", "proxy", "request_bytes", "requests", "role",
-        "route", "running", "untold", "waiting",
+        "batch", "charge", "gone", "is_broker", "key", "named", "numbered", "proxy", "request_bytes", "requests",
+        "role", "route", "running", "untold", "waiting",
     )  # fmt: skip
 
-    def __init__(self, key: PeerKey, role: Role, link: Link | None = None) -> None:
+    def __init__(self, key: PeerKey, role: Role) -> None:
         self.key = key
         self.role = role
-        self.link = link
-        """The link, if this client is another broker."""
+        self.is_broker = False
+        """Whether it is another broker, which passes on requests of its clients."""
         self.proxy: Proxy | None = None
         """The connection over which it has requests, if others use it too."""
         self.charge = CLIENT_OVERHEAD
@@ -78,7 +71,7 @@ class Client:
         """Its X1 requests that have not ended, by number."""
         self.running: LinkedList[Request] = LinkedList()
         """Its requests that workers hold."""
-        self.waiting: dict[FairQueue, ClientQueue] = {}
+        self.waiting: ClientQueues = {}
         """Its requests that wait, by the service's queue."""
         self.untold: deque[Untold] | None = None
         """Its requests that have ended, of which it is told once it reads its messages; None if there are none."""
@@ -86,6 +79,11 @@ class Client:
         """The route of its X1 messages, and of those to it."""
         self.batch: Any = None
         """The open batch (`batch.Batch`), which is sent at the end of the broker's turn."""
+
+    @property
+    def broker(self) -> str:
+        """The name of the broker that it is; empty if it is none."""
+        return ""
 
     @property
     def identity(self) -> bytes:
@@ -147,18 +145,16 @@ class Way:
         """Number of links that broke while it was at the other broker."""
 
 
-class Request(TimerNode):
+class Request(QueuedRequest):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "accepted", "arrived", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed",
-        "header", "number", "options", "queued", "service", "since", "size", "tag", "way",
+        "accepted", "arrived", "attempt", "body", "charge", "client", "deadline", "delimited", "handed", "header",
+        "number", "queued", "service", "size", "tag", "way",
     )  # fmt: skip
     # Declared here, since in `__init__` even a declaration takes instructions.
     accepted: float
     """When it was accepted."""
-    since: float
-    """When it was accepted, sent to a worker, or came back from one."""
     tag: str
     """Its id, which `Watch.id_of` sets once somebody asks for it."""
 
@@ -199,7 +195,6 @@ class Request(TimerNode):
         self.handed = 0
         """Number of workers that received it and did not release it."""
         self.attempts = 0
-        """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
         self.way: Way | None = None
         """What there is to know about its way over several brokers; None if nothing yet."""
         size = size_of(body)
@@ -225,6 +220,16 @@ class Request(TimerNode):
         if self.way is None:
             self.way = Way()
         return self.way
+
+    @property
+    def client_queues(self) -> ClientQueues:
+        """The queues of its client."""
+        return self.client.waiting
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is addressed to this broker, so that only workers here may do it."""
+        return self.way is not None and self.way.pinned
 
     @property
     def dialect(self) -> str:
@@ -272,7 +277,7 @@ class Attempt:
         self.doubtful = doubtful
         """Whether the worker had been silent for so long that it may have been dead already: then the request is not
         blamed for its death."""
-        self.group: Group | None = None
+        self.group: Group[Request] | None = None
         """The group that counts it while it runs here; None if nobody does."""
         self.streamed = False
         """Whether a PARTIAL has been sent to the client, so that no other worker can be given the request (C17)."""
@@ -280,6 +285,10 @@ class Attempt:
         """The PARTIALs so far, for a 0.1 or PPP client, which gets them with the FINAL (C24)."""
         self.abandoned = False
         """Whether the request has ended for its client while the worker holds it: nothing more is sent for it."""
+
+    def start(self, groups: Groups[Request], now: float) -> None:
+        """Let the groups of its service count it until it ends."""
+        self.group = groups.started(self.request.options.group, now)
 
 
 class Untold:
@@ -295,17 +304,28 @@ class Untold:
         self.text = text
 
 
-class Worker(TimerNode):
+class About:
+    """What some workers of a service say of it: the same text is kept once."""
+
+    __slots__ = ("text", "workers")
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        """A JSON object."""
+        self.workers = 0
+        """Number of workers that say it."""
+
+
+class Worker(ScheduledWorker):
     """A registered worker: it offers one service (C6) and holds up to `credit` requests; with 0.2 and 0.1, one."""
 
     __slots__ = (
-        "about", "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host",
-        "id", "key", "last_seen", "last_sent", "leaving", "limits", "misaddressed", "name", "oversized_reply_at",
-        "pid", "pool", "pooled", "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from",
-        "version", "warm",
+        "about", "batch", "busy_seconds", "dialect", "done", "gives_up", "header", "held", "host", "id", "key",
+        "last_seen", "last_sent", "limits", "misaddressed", "name", "oversized_reply_at", "pid", "role", "route",
+        "service", "since", "unreached_from", "version",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0915 - a record with many fields
+    def __init__(
         self,
         route: Route,
         header: bytes,
@@ -316,14 +336,12 @@ class Worker(TimerNode):
         id: int,  # noqa: A002 - the name that operators see
         now: float,
     ) -> None:
-        super().__init__()
+        super().__init__(credit)
         self.role = role
         self.route = route
         self.key = key_of(route)
         self.header = header
         self.service = service
-        self.credit = credit
-        """Maximum number of requests that it holds."""
         self.id = id
         """A number that identifies it in logs and `mmi.workers`; routing ids are not shown to anyone (C39)."""
         self.name = ""
@@ -342,25 +360,10 @@ class Worker(TimerNode):
         """Number of requests that it has answered."""
         self.busy_seconds = 0.0
         """How long it held the requests that it has answered, all together."""
-        self.suspects = 0
-        """Number of suspects that it holds."""
-        self.leaving = False
-        """Whether it has sent DISCONNECT, and finishes what it holds (X1)."""
         self.gives_up = EMPTY
         """Why it will not finish what it holds, if its DISCONNECT says so."""
         self.batch: Any = None
         """The open batch of commands to it, which is sent at the end of the broker's turn."""
-        self.warm = False
-        """Whether it speaks X1 and the last request that it ended was answered with a FINAL: then it goes before others
-        that hold as many (C21)."""
-        self.pool: Pool | None = None
-        """The pool that it is in.  The schedule keeps this and the next three."""
-        self.pooled_load = 0
-        """Its load when it was added to the pool."""
-        self.pooled = 0
-        """Grows with each worker that is added, so it tells the order."""
-        self.free = 0
-        """Its share of the schedule's capacity."""
         self.unreached_from = -1
         """The first turn whose messages it did not receive; -1 if it received everything."""
         self.oversized_reply_at: float | None = None
@@ -380,6 +383,14 @@ class Worker(TimerNode):
         self.last_sent = now
         self.oversized_reply_at = None
         self.misaddressed = 0
+
+    def hold(self, attempt: Attempt) -> None:
+        """Record that it holds a request."""
+        self.held[attempt.address] = attempt
+
+    def let_go(self, attempt: Attempt) -> None:
+        """Record that it no longer holds a request."""
+        del self.held[attempt.address]
 
     def update(self) -> None:
         """Tell the schedule that its credit, load or suspects have changed, or that it is leaving."""
@@ -406,17 +417,19 @@ class Worker(TimerNode):
 
 
 class Remote(Worker):
-    """The workers of a service that are reached over a link: to the schedule, one worker, which is used when no local
-    worker has credit.
+    """The workers of a service that are reached through another broker: to this one, a worker that is used when no
+    local worker has credit.
 
-    The other broker announces their `credit` and how much of it is free.
+    The other broker announces their `credit` and how much of it is free.  All that the core knows of other brokers is
+    said here and in `Federation`.
     """
 
-    __slots__ = ("hops", "link", "may_hold", "wanted")
+    __slots__ = ("broker", "hops", "may_hold", "wanted")
 
-    def __init__(self, link: Link, service: Service) -> None:
-        super().__init__((link.identity,), CX1, service, link.role, credit=0, id=0, now=0.0)
-        self.link = link
+    def __init__(self, route: Route, header: bytes, service: Service, role: Role, broker: str) -> None:
+        super().__init__(route, header, service, role, credit=0, id=0, now=0.0)
+        self.broker = broker
+        """The name of the other broker."""
         self.hops = 1
         """How many brokers away the nearest of these workers is."""
         self.may_hold = 0
@@ -425,9 +438,20 @@ class Remote(Worker):
         """How many requests may be there: `may_hold` if there are local workers, else `credit`, so that requests wait
         where the workers are, in turn with those of other brokers."""
 
+    @property
+    @abstractmethod
+    def takes_more(self) -> bool:
+        """Whether another request may be passed on to the other broker."""
+
+    @abstractmethod
+    def may_take(self, request: Request) -> bool:
+        """Return whether `request` may be passed on to the other broker (C44)."""
+
     def update(self) -> None:
-        """Tell the schedule that the load or the credit of these workers has changed, or that it is leaving."""
-        self.service.schedule.update_remote(self)
+        """Tell the service that the load or the credit of these workers has changed, or that they are leaving."""
+        free = 0 if self.leaving else max(self.wanted - self.load, 0)
+        self.service.beyond += free - self.free
+        self.free = free
 
     def announced(self, credit: int, free: int, hops: int) -> None:
         """Take in an announcement."""
@@ -450,8 +474,8 @@ class Service:
     """A service that has a worker or a request."""
 
     __slots__ = (
-        "arrived", "available", "declared", "dispatched", "metrics", "name", "named_by", "no_wait", "running",
-        "schedule", "unsettled", "workers",
+        "arrived", "available", "beyond", "declared", "dispatched", "metrics", "name", "named_by", "no_wait",
+        "remotes", "running", "schedule", "unsettled", "workers",
     )  # fmt: skip
 
     def __init__(self, name: bytes, metrics: ServiceMetrics = UNCOUNTED) -> None:
@@ -463,11 +487,15 @@ class Service:
         """The client whose request made it known, if it has had no worker since (C41)."""
         self.available = 0
         """Number of workers that are not leaving."""
-        self.schedule = Schedule()
+        self.schedule: Schedule[Request, Worker] = Schedule()
+        self.remotes: list[Remote] = []
+        """The workers that are reached through other brokers, one entry for each of these."""
+        self.beyond = 0
+        """How many requests may be passed on now."""
         self.arrived: list[Request] = []
         """Requests accepted in this turn of the broker, and not queued yet."""
         self.unsettled = False
-        """Whether it is in `Registry.unsettled`."""
+        """Whether it is in `Directory.unsettled`."""
         self.running = 0
         """Number of requests that workers hold."""
         self.dispatched = 0
@@ -482,90 +510,49 @@ class Service:
         """Number of requests that wait."""
         return self.schedule.waiting + len(self.arrived)
 
-
-class LinkKind(StrEnum):
-    """What the broker at the other end is to this one."""
-
-    PEER = "peer"
-    PARENT = "parent"
-    CHILD = "child"
-
-
-class LinkState(StrEnum):
-    """How far a link is."""
-
-    DOWN = "down"
-    OPENING = "opening"
-    UP = "up"
-
-
-class Link:
-    """One link, from this broker's point of view."""
-
-    __slots__ = (
-        "announced", "answered", "attempts", "backoff", "batch", "client", "dirty", "heartbeat_at", "identity",
-        "instance", "key", "kind", "last_seen", "name", "opens", "penalty", "received", "remotes", "retry_at", "role",
-        "sent", "standby", "state", "trouble", "untried", "up_since", "where",
-    )  # fmt: skip
-
-    def __init__(self, identity: bytes, kind: LinkKind, role: Role, *, opens: bool, where: str = "") -> None:
-        self.identity = identity
-        """The first frame of its messages."""
-        self.kind = kind
-        self.role = role
-        """The role of the other broker's key."""
-        self.opens = opens
-        """Whether this broker opens the connection."""
-        self.where = where
-        """The endpoint that it opens, for people."""
-        self.state = LinkState.DOWN
-        self.name = ""
-        """The other broker's name; empty until it is known."""
-        self.instance = ""
-        """Distinguishes brokers of the same name, and a broker from itself before a restart."""
-        self.key: tuple[str, int] = ("", 0)
-        """Decides which of several links between two brokers is used.  Both ends of a link have the same key."""
-        self.standby = False
-        """Whether there is another link to the same broker, which is used instead."""
-        self.client = Client(identity, role, self)
-        """The other broker as a client of this one."""
-        self.batch: Any = None
-        """The open batch of requests to the other broker, which is sent at the end of the broker's turn."""
-        self.remotes: dict[bytes, Remote] = {}
-        """What can be reached there, by service."""
-        self.attempts: dict[RequestId, Attempt] = {}
-        """The requests that are there, by address."""
-        self.announced: dict[bytes, tuple[int, int, int]] = {}
-        """The credit, free credit and hops announced for each service."""
-        self.dirty: dict[bytes, None] = {}
-        """Services whose announcement may have to change."""
-        self.answered = False
-        """Whether the other broker has answered a request since the link is up."""
-        self.last_seen = 0.0
-        self.heartbeat_at = 0.0
-        self.up_since = 0.0
-        self.retry_at = 0.0
-        """When to open the connection again, if it is down."""
-        self.backoff = 0.0
-        self.penalty = 0.0
-        """The pause after the link was ended last, in seconds, until it has lasted for `LASTING`."""
-        self.trouble = ""
-        """Why it is not up."""
-        self.untried = False
-        """Whether it is still being tried: it has not failed, nor has the other broker announced all that it offers."""
-        self.sent = 0
-        """Number of requests passed on over it so far."""
-        self.received = 0
-        """Number of requests that came over it so far."""
-
     @property
-    def takes_more(self) -> bool:
-        """Whether another request may be passed on over this link."""
-        return self.answered or len(self.attempts) < MAX_UNANSWERED
+    def room(self) -> int:
+        """How many requests can be dispatched without waiting for their turn, here or at other brokers."""
+        return self.schedule.capacity + self.beyond if self.schedule.groups is None else 0
 
-    def joins(self, other: Link) -> bool:
-        """Return whether what comes over this link may go over `other`, and the reverse.
+    def can_pass_on(self, request: Request) -> bool:
+        """Return whether another broker may do `request`, whether it has credit now or not."""
+        return not request.pinned and any(remote.may_take(request) for remote in self.remotes)
 
-        To the parent and to peers goes only what comes from children, so that nothing goes in circles (C44).
+    def next_remote(self, request: Request) -> Remote | None:
+        """Return where to pass `request` on to, or None.
+
+        That is over the fewest links, and among those, to where most credit is free (C44).
         """
-        return other is not self and (self.kind is LinkKind.CHILD or other.kind is LinkKind.CHILD)
+        best: Remote | None = None
+        if request.pinned:
+            return None
+        for remote in self.remotes:
+            if (
+                remote.free
+                and remote.takes_more
+                and remote.may_take(request)
+                and (best is None or remote.precedes(best))
+            ):
+                best = remote
+        return best
+
+    def next_remote_pair(self, now: float) -> tuple[Request, Remote] | None:
+        """Remove the next request that can be passed on from its queue; return it with where it goes, or None."""
+        tried: list[Remote] = []
+        while True:
+            best: Remote | None = None
+            for remote in self.remotes:
+                if (
+                    remote.free
+                    and remote.takes_more
+                    and remote not in tried
+                    and (best is None or remote.precedes(best))
+                ):
+                    best = remote
+            if best is None:
+                return None
+            request = self.schedule.take_for(best.may_take, now)
+            if request is not None:
+                return request, best
+            tried.append(best)

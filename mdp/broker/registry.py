@@ -78,9 +78,9 @@ class Registry:
         self._charge(client, request.charge)
         if request.number is not None:
             client.numbered[request.number] = request
-        if service.name not in self.directory.services and not service.schedule.remotes:
+        if service.name not in self.directory.services and not service.remotes:
             self.directory.named(service, client)
-        if service.waiting < service.schedule.room:
+        if service.waiting < service.room:
             request.arrived = True
             service.arrived.append(request)
             self.directory.touch(service)
@@ -166,10 +166,9 @@ class Registry:
         """
         if service.arrived:
             self._queue_arrived(service, now)
-        schedule = service.schedule
-        pair = schedule.next_pair(now)
-        if pair is None and schedule.beyond:
-            pair = schedule.next_remote_pair(now)
+        pair = service.schedule.next_pair(now)
+        if pair is None and service.beyond:
+            pair = service.next_remote_pair(now)
         if pair is not None:
             self._dequeued(pair[0])
         return pair
@@ -189,14 +188,12 @@ class Registry:
         request.attempt = attempt
         request.arrived = False
         request.handed += 1
-        worker.held[address] = attempt
+        worker.hold(attempt)
         if request.attempts:
             worker.suspects += 1
         service = worker.service
-        if isinstance(worker, Remote):
-            worker.link.attempts[address] = attempt
-        elif service.schedule.groups is not None:
-            service.schedule.groups.started(attempt, now)
+        if service.schedule.groups is not None and not isinstance(worker, Remote):
+            attempt.start(service.schedule.groups, now)
         worker.update()
         service.running += 1
         service.dispatched += 1
@@ -244,7 +241,7 @@ class Registry:
         return attempts
 
     def hand_back(self, attempt: Attempt, died: int = 0) -> None:
-        """Release a request that its worker has not begun; over a link, `died` workers have died of it in total."""
+        """Release a request that its worker has not begun; at another broker, `died` workers died of it in total."""
         self.release(attempt)
         request = attempt.request
         if attempt.abandoned:
@@ -262,9 +259,7 @@ class Registry:
         request, worker = attempt.request, attempt.worker
         request.attempt = None
         self.expiries.clear(request)
-        del worker.held[attempt.address]
-        if isinstance(worker, Remote):
-            del worker.link.attempts[attempt.address]
+        worker.let_go(attempt)
         if request.attempts:
             worker.suspects -= 1
         if attempt.group is not None:

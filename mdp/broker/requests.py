@@ -1,6 +1,6 @@
-"""What happens to accepted requests: they are dispatched, answered, placed again, and dropped.
+"""The life of accepted requests: they are dispatched, answered, placed again, and dropped.
 
-`Broker` (`machine`) and `LinkDialog` say what peers and other brokers have said; the registry keeps the books.
+The dialogs say what peers have said; the registry keeps the books.
 """
 
 import logging
@@ -9,17 +9,15 @@ from functools import partial
 from typing import Any, Final
 
 from .. import wire
-from ..codes import Code
+from ..limits import Limits
 from ..timers import NEVER
-from ..wire import Reason, size_of, x1
+from ..wire import BROKER, size_of, x1
 from ..wire.names import show
-from .announcements import Announcements
-from .drops import NOT_PLACED, REPORTS, RETURNED, Drop, text_of
-from .fair_queue import is_pinned
+from .drops import REPORTS, Drop
+from .groups import MAX_GROUPS
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
-from .records import Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
-from .shared import Part, Shared
-from .watch import Watch
+from .records import Attempt, Client, Collected, Remote, Request, Service, Untold, Worker
+from .state import Federation, Observer, Part, State
 
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
@@ -29,17 +27,17 @@ ROUNDING_MS: Final = 0.001
 class Requests(Part):
     """The requests of one broker."""
 
-    def __init__(self, shared: Shared, announcements: Announcements, watch: Watch) -> None:
-        super().__init__(shared)
-        limits = shared.limits
+    def __init__(self, state: State, federation: Federation, observer: Observer) -> None:
+        super().__init__(state)
+        limits = state.limits
         self.turn = 0
         """The number of the broker's current turn.  Only `end_turn` changes it."""
-        self.next_address = shared.first_address
+        self.next_address = state.first_address
         """The address of the next dispatch."""
-        self._announcements = announcements
-        self._watch = watch
-        self._congested = shared.congested
-        self._dispatching = shared.dispatching
+        self._federation = federation
+        self._observer = observer
+        self._congested = state.congested
+        self._dispatching = state.dispatching
         # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.  So
         # when the first of them is found, one that has been silent for this long may be dead as well, and what it is
         # given now is not to blame for it.
@@ -57,7 +55,7 @@ class Requests(Part):
         Return False if some are left for the next turn.
         """
         schedule = service.schedule
-        if len(service.arrived) <= schedule.room and not schedule.waiting:
+        if len(service.arrived) <= service.room and not schedule.waiting:
             self._dispatch_arrived(service, now)
             return True
         return self._dispatch_waiting(service, now)
@@ -73,8 +71,8 @@ class Requests(Part):
                 worker = schedule.next_worker()
                 if worker is not None:
                     self._dispatch(worker, request, now)
-                elif (remote := schedule.next_remote(request)) is not None:
-                    self._pass_on(remote, request, now)
+                elif (remote := service.next_remote(request)) is not None:
+                    self._federation.pass_on(remote, request, now)
                 else:  # what other brokers can take may not come from there
                     registry.enqueue(request, now)
         except Exception:
@@ -92,7 +90,7 @@ class Requests(Part):
                 if now >= request.deadline:
                     self.finish(request, _too_late(request, Drop.TTL_PASSED, now), now)
                 elif isinstance(worker, Remote):
-                    self._pass_on(worker, request, now)
+                    self._federation.pass_on(worker, request, now)
                 else:
                     self._dispatch(worker, request, now)
                 work.left -= 1
@@ -130,26 +128,10 @@ class Requests(Part):
         worker.given(now)
         if worker.header == wire.WX1:
             records = self._outgoing.batch_for(worker, worker.route, wire.WX1)
-            records.request_to_worker(address, _ttl(request, now), request.handed, options.raw, request.body)
+            records.request_to_worker(address, ttl_of(request, now), request.handed, options.raw, request.body)
         else:
             message = wire.request_to_worker(worker.route, worker.header, address, request.body)
             self._outgoing.say(worker, message)
-
-    def _pass_on(self, remote: Remote, request: Request, now: float) -> None:
-        """Pass a request on to another broker, as its client (C44)."""
-        link = remote.link
-        via = () if request.way is None else request.way.via
-        raw = wire.options_for_link(request.options, via, self._name, request.attempts, request.dialect)
-        if len(raw) > wire.MAX_OPTIONS:
-            self.finish(request, Drop.OPTIONS_TOO_LONG, now)
-            return
-        self._stats.dispatched += 1
-        link.sent += 1
-        address = self.next_address
-        self.next_address = address + 1
-        self._registry.assign(request, remote, address, self.turn, now, doubtful=False)
-        records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
-        records.request_to_broker(address, _ttl(request, now), request.name, raw, request.body)
 
     # ── what workers and other brokers answer ─────────────────────────────────────────────────────────────────────────
 
@@ -196,8 +178,8 @@ class Requests(Part):
             times.total += seconds
         else:
             times.add(bucket_of(seconds), seconds)
-        if self._watch.active:
-            self._watch.ended(request, attempt, OK, now)
+        if self._observer.active:
+            self._observer.ended(request, attempt, OK, now)
         self._registry.drop(request, now)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
@@ -252,9 +234,9 @@ class Requests(Part):
             self.finish(request, Drop.WORKERS_LOST, now, attempt)
         elif request.way is not None and request.way.losses >= self._limits.max_attempts:
             self.finish(request, Drop.LINKS_LOST, now, attempt)
-        elif request.way is not None and request.way.addressed and not request.service.schedule.can_pass_on(request):
+        elif request.way is not None and request.way.addressed and not request.service.can_pass_on(request):
             self.finish(request, Drop.NO_BROKER, now, attempt)
-        elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
+        elif not (request.options.wait or request.service.available or request.service.can_pass_on(request)):
             self.finish(request, Drop.LAST_WORKER_LOST if request.handed else Drop.NO_WORKER, now, attempt)
         elif now >= request.deadline:
             self.finish(request, Drop.TTL_PASSED, now, attempt)
@@ -277,9 +259,7 @@ class Requests(Part):
         if attempt is not None:
             worker = attempt.worker
             if isinstance(worker, Remote):
-                link = worker.link
-                records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
-                records.signal(x1.CLIENT_CANCEL, attempt.address)
+                self._federation.cancel(attempt)
             elif worker.header == wire.WX1:
                 worker.told(now)
                 self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(x1.WORKER_CANCEL, attempt.address)
@@ -327,8 +307,7 @@ class Requests(Part):
         """
         name, report = request.name, REPORTS[reason]
         attempt = attempt or request.attempt
-        link = request.client.link
-        if link is not None and reason in NOT_PLACED and self._return(request, attempt, link, reason):
+        if request.client.is_broker and self._federation.hand_back(request, attempt, reason):
             return
         if request.number is not None and report.code is not None:
             text = text or self._text_of(request, reason)
@@ -343,7 +322,7 @@ class Requests(Part):
         role = request.client.role
         by = f" (role {role.name})" if role.restricted else ""
         line = "dropped a request for service %s%s: %s"
-        fields = partial(self._watch.fields, request, attempt)
+        fields = partial(self._observer.fields, request, attempt)
         self._journal.note(now, level, f"drop-{reason}", line, name, by, reason, fields=fields)
 
     def _text_of(self, request: Request, reason: Drop) -> str:
@@ -354,40 +333,37 @@ class Requests(Part):
         """Count a request that was not answered with a FINAL; `text` says why."""
         request.service.metrics.ended(outcome)
         request.client.role.failed += 1
-        self._watch.failed(request, attempt, outcome, text, now)
-        if self._watch.active:
-            self._watch.ended(request, attempt, outcome, now)
+        self._observer.failed(request, attempt, outcome, text, now)
+        if self._observer.active:
+            self._observer.ended(request, attempt, outcome, now)
 
-    def _return(self, request: Request, attempt: Attempt | None, link: Link, reason: Drop) -> bool:
-        """Return a request that cannot be done here to the broker that passed it on over `link`, for others may do it.
 
-        Return False if none may.
-        """
-        number, client = request.number, request.client
-        streamed = attempt is not None and attempt.streamed
-        if streamed or is_pinned(request) or number is None:
-            return False
-        if request.attempts:
-            # The other broker may give it to another worker, but counts those that have died.
-            code = Code.WORKER_LOST.value
-            self._outgoing.error(client, number, code, b"", [], RETURNED, request.attempts)
-        else:
-            self._outgoing.release(client, number)
-        self._stats.dropped[reason] += 1
-        self._announcements.repeat(link, self._passed_on_as(request))
-        return True
+def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None = None) -> str:
+    """Return the text of the ERROR that tells the client why `request` was dropped.
 
-    def _passed_on_as(self, request: Request) -> bytes:
-        """Return what another broker had found announced here when it passed a request on: a service, or a broker."""
-        broker = request.options.broker
-        if broker is None and request.name == wire.DESCRIBE:
-            broker = self._name
-        return request.name if broker is None else wire.BROKER + broker.encode()
-
-    def count_invalid(self, reason: Reason, now: float) -> None:
-        """Count and log an invalid message (C15)."""
-        self._stats.invalid[reason] += 1
-        self._journal.note(now, logging.WARNING, reason, "ignored an invalid message: %s", reason)
+    `given_up` tells why a worker has given it up before.
+    """
+    text = REPORTS[drop].text
+    if "{" not in text:
+        return text
+    if drop is Drop.NO_BROKER:
+        return text.format(broker=request.service.name.removeprefix(BROKER).decode())
+    if drop not in {Drop.EXPIRED, Drop.TTL_PASSED, Drop.LIMIT_PASSED}:
+        worker = "its worker was lost" if given_up is None else f"its worker gave it up: {given_up}"
+        return text.format(request=request, limits=limits, worker=worker, max_groups=MAX_GROUPS)
+    if request.attempt is not None:
+        return "its time passed while a worker held it"
+    service = request.service
+    workers = f"{service.available} offer it" if service.available else "none offers it"
+    if service.available and not service.schedule.capacity:
+        workers += ", all busy"
+    if limits_of_service := service.schedule.limits:
+        workers += f"; the service is limited ({limits_of_service})"
+    endless = drop is Drop.EXPIRED or request.deadline >= NEVER
+    what = f"the broker's expiry of {limits.expiry:g} s" if endless else "its time"
+    if given_up is not None:
+        workers += f"; a worker gave it up before: {given_up}"
+    return text.format(what=what, workers=workers)
 
 
 def _detail(request: Request, reason: Drop, now: float) -> list[bytes]:
@@ -408,7 +384,7 @@ def _too_late(request: Request, reason: Drop, now: float) -> Drop:
     return Drop.LIMIT_PASSED if held_back else reason
 
 
-def _ttl(request: Request, now: float) -> int:
+def ttl_of(request: Request, now: float) -> int:
     """Return the ttl of a request that is sent now, in whole milliseconds; 0 if it has none."""
     if request.deadline >= NEVER:
         return 0

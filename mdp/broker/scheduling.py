@@ -6,8 +6,6 @@
   recently used before the others: an X1 worker is warm if the last request that it ended was answered with a FINAL.
   Then come those that have failed, have done nothing yet, or speak another protocol: the least recently used first
   (C21).
-- If no local worker has credit, the request is passed on to another broker that can reach one: over the fewest links,
-  and among those, to where most credit is free (C44).
 - A request whose worker died is a *suspect*.  Suspects go first, and a worker holds at most one: if a request kills its
   workers, other requests are not blamed with it again and again (C17).
 
@@ -17,18 +15,16 @@ No frames, no clock.  Every operation takes constant time, whatever the number o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Generic, TypeVar
 
 from ..linked_lists import LinkedList
 from ..service_limits import NO_LIMITS, ServiceLimits
-from .fair_queue import MAX_CLIENTS, FairQueue, Tally, is_pinned, may_pass
-from .groups import PINNED, QUEUED, SUSPECT, Groups
-
-if TYPE_CHECKING:
-    from .groups import Throttling
-    from .records import Link, Remote, Request, Service, Worker
+from ..timers import TimerNode
+from .fair_queue import MAX_CLIENTS, FairQueue, QueuedRequest, R, Tally
+from .groups import PINNED, QUEUED, SUSPECT, Groups, Throttling
 
 GROUP_BITS: Final = 8
 """A group of loads has this power of two of them: its bit mask is a short integer, however many requests a worker may
@@ -37,20 +33,54 @@ GROUP_MASK: Final = (1 << GROUP_BITS) - 1
 """Selects the bits of a load that are its place in its group."""
 
 
-class Pool:
+class ScheduledWorker(TimerNode):
+    """A worker, as far as it matters for which requests it gets."""
+
+    __slots__ = ("credit", "free", "leaving", "pool", "pooled", "pooled_load", "suspects", "warm")
+
+    def __init__(self, credit: int) -> None:
+        super().__init__()
+        self.credit = credit
+        """Maximum number of requests that it holds."""
+        self.suspects = 0
+        """Number of suspects that it holds."""
+        self.leaving = False
+        """Whether it has sent DISCONNECT, and finishes what it holds (X1)."""
+        self.warm = False
+        """Whether it speaks X1 and the last request that it ended was answered with a FINAL: then it goes before others
+        that hold as many (C21)."""
+        self.pool: Pool[Any] | None = None
+        """The pool that it is in.  The schedule keeps this and the next three."""
+        self.pooled_load = 0
+        """Its load when it was added to the pool."""
+        self.pooled = 0
+        """Grows with each worker that is added, so it tells the order."""
+        self.free = 0
+        """Its share of the schedule's capacity."""
+
+    @property
+    @abstractmethod
+    def load(self) -> int:
+        """Number of requests that it holds."""
+
+
+W = TypeVar("W", bound=ScheduledWorker)
+
+
+class Pool(Generic[W]):
     """Workers with free credit, by the number of requests that they hold."""
 
     __slots__ = ("_groups", "_lists", "_loads", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self._lists: list[LinkedList[Worker]] = []
+        self._lists: list[LinkedList[W]] = []
         self._loads: list[int] = []
         """Bit masks of the loads at which there are workers, one for each group of loads."""
         self._groups = 0
         """Bit mask of the groups in which there are workers."""
 
-    def add(self, worker: Worker, load: int) -> None:
+    def add(self, worker: W, load: int) -> None:
         """Add a worker that holds `load` requests: before all others that hold as many if it is warm, else after."""
         if len(self._lists) <= load:
             self._grow(load)
@@ -69,7 +99,7 @@ class Pool:
         self._lists += [LinkedList() for _ in range(size - len(self._lists))]
         self._loads += [0] * ((size >> GROUP_BITS) - len(self._loads))
 
-    def remove(self, worker: Worker, load: int) -> None:
+    def remove(self, worker: W, load: int) -> None:
         """Remove a worker that was added when it held `load` requests."""
         workers = self._lists[load]
         workers.remove(worker)
@@ -79,7 +109,7 @@ class Pool:
             self._groups = self._groups & ~(1 << group) | ((mask != 0) << group)
         self.size -= 1
 
-    def least(self) -> Worker | None:
+    def least(self) -> W | None:
         """Return the first of the workers that hold the fewest requests."""
         if not self._groups:
             return None
@@ -87,9 +117,9 @@ class Pool:
         return self._lists[(group << GROUP_BITS) + _lowest(self._loads[group])].first
 
 
-def _kind(request: Request) -> int:
+def _kind(request: QueuedRequest) -> int:
     """Return in which of a service's queues `request` waits."""
-    if is_pinned(request):
+    if request.pinned:
         return PINNED
     return SUSPECT if request.attempts else QUEUED
 
@@ -99,31 +129,27 @@ def _lowest(mask: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
-class Schedule:
+class Schedule(Generic[R, W]):
     """The requests that wait for one service, and the workers that can take them."""
 
     __slots__ = (
-        "_pinned_next", "_pooled", "_tally", "_with_suspect", "_without_suspect", "beyond", "capacity", "groups",
-        "pinned", "queue", "remotes", "suspects",
+        "_pinned_next", "_pooled", "_tally", "_with_suspect", "_without_suspect", "capacity", "groups",
+        "pinned", "queue", "suspects",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._tally = Tally()
-        self.queue = FairQueue(self._tally)
-        self.suspects = FairQueue(self._tally)
-        self.pinned = FairQueue(self._tally)
+        self.queue: FairQueue[R] = FairQueue(self._tally)
+        self.suspects: FairQueue[R] = FairQueue(self._tally)
+        self.pinned: FairQueue[R] = FairQueue(self._tally)
         """Requests that must not be passed on to another broker."""
-        self.groups: Groups | None = None
+        self.groups: Groups[R] | None = None
         """The groups of the requests, and the limits of the service; None if there are neither."""
         self.capacity = 0
         """Free credit of all local workers together."""
-        self.remotes: list[Remote] = []
-        """The workers that are reached over links, one entry for each link."""
-        self.beyond = 0
-        """How many requests may be passed on now."""
         self._pinned_next = True
-        self._without_suspect = Pool()
-        self._with_suspect = Pool()
+        self._without_suspect: Pool[W] = Pool()
+        self._with_suspect: Pool[W] = Pool()
         self._pooled = 0
         """Counts how often a worker was added to a pool, to tell which of two was used more recently."""
 
@@ -131,11 +157,6 @@ class Schedule:
     def limits(self) -> ServiceLimits:
         """The limits of the service."""
         return NO_LIMITS if self.groups is None else self.groups.limits
-
-    @property
-    def room(self) -> int:
-        """How many requests can be dispatched without waiting for their turn, here or at other brokers."""
-        return self.capacity + self.beyond if self.groups is None else 0
 
     @property
     def waiting(self) -> int:
@@ -152,12 +173,12 @@ class Schedule:
         heads = chain.from_iterable(queue.heads() for queue in self._queues())
         return min((request.since for request in islice(heads, MAX_CLIENTS)), default=math.inf)
 
-    def oldest_requests(self, most: int) -> Iterator[Request]:
+    def oldest_requests(self, most: int) -> Iterator[R]:
         """Yield about `most` of the requests that wait, of each client the oldest."""
         for queue in islice(self._queues(), most):
             yield from queue.oldest_requests(most)
 
-    def first(self) -> Request | None:
+    def first(self) -> R | None:
         """Return a request that waits, or None."""
         for queue in self._queues():
             request = queue.first()
@@ -165,14 +186,14 @@ class Schedule:
                 return request
         return None
 
-    def _queues(self) -> Iterator[FairQueue]:
+    def _queues(self) -> Iterator[FairQueue[R]]:
         """Yield the queues, some of which may be empty."""
         if self.groups is None:
             yield from (self.suspects, self.pinned, self.queue)
         else:
             yield from self.groups.waiting_queues()
 
-    def append(self, request: Request) -> None:
+    def append(self, request: R) -> None:
         """Add `request` after the others of its client."""
         kind = _kind(request)
         if self.groups is None:
@@ -180,7 +201,7 @@ class Schedule:
         else:
             self.groups.append(request, kind)
 
-    def prepend(self, request: Request) -> None:
+    def prepend(self, request: R) -> None:
         """Add `request`, which came back, before all others (C17)."""
         kind = _kind(request)
         if self.groups is None:
@@ -188,7 +209,7 @@ class Schedule:
         else:
             self.groups.prepend(request, kind)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: R) -> None:
         """Remove `request`, which waits."""
         kind = _kind(request)
         if self.groups is None:
@@ -196,22 +217,18 @@ class Schedule:
         else:
             self.groups.remove(request, kind)
 
-    def _own(self, kind: int) -> FairQueue:
+    def _own(self, kind: int) -> FairQueue[R]:
         if kind == QUEUED:
             return self.queue
         return self.suspects if kind == SUSPECT else self.pinned
 
-    def form_groups(self, service: Service, throttling: Throttling) -> Groups:
-        """Let groups take turns from now on; return them."""
+    def form_groups(self, service: bytes, throttling: Throttling) -> Groups[R]:
+        """Let groups take turns from now on; return them.  `service` is the name of the service."""
         own = (self.suspects, self.queue, self.pinned)
         self.groups = Groups(service, own, self._tally, throttling)
         return self.groups
 
-    def can_pass_on(self, request: Request) -> bool:
-        """Return whether another broker may do `request`, whether it has credit now or not."""
-        return not is_pinned(request) and any(may_pass(request, remote.link) for remote in self.remotes)
-
-    def update(self, worker: Worker) -> None:
+    def update(self, worker: W) -> None:
         """Record that the credit, load or suspects of a worker have changed, or that it is leaving."""
         if worker.pool is not None:
             worker.pool.remove(worker, worker.pooled_load)
@@ -229,57 +246,22 @@ class Schedule:
             worker.pooled = self._pooled
             pool.add(worker, load)
 
-    def update_remote(self, remote: Remote) -> None:
-        """Record that the load or the credit of another broker's workers has changed, or that it is leaving."""
-        free = 0 if remote.leaving else max(remote.wanted - remote.load, 0)
-        self.beyond += free - remote.free
-        remote.free = free
-
-    def next_remote(self, request: Request) -> Remote | None:
-        """Return where to pass `request` on to, or None."""
-        best: Remote | None = None
-        if is_pinned(request):
-            return None
-        for remote in self.remotes:
-            if (
-                remote.free
-                and remote.link.takes_more
-                and may_pass(request, remote.link)
-                and (best is None or remote.precedes(best))
-            ):
-                best = remote
-        return best
-
-    def next_remote_pair(self, now: float) -> tuple[Request, Worker] | None:
-        """Remove the next request that can be passed on from its queue; return it with where it goes, or None.
+    def take_for(self, may_take: Callable[[R], bool], now: float) -> R | None:
+        """Remove and return the next request that another broker may take; None if there is none.
 
         What a limit holds back waits for the local workers.
         """
         if self.groups is not None and self.free and not self.groups.is_open(now):
             return None
-        tried: list[Remote] = []
-        while True:
-            best: Remote | None = None
-            for remote in self.remotes:
-                if (
-                    remote.free
-                    and remote.link.takes_more
-                    and remote not in tried
-                    and (best is None or remote.precedes(best))
-                ):
-                    best = remote
-            if best is None:
-                return None
-            for kind in (SUSPECT, QUEUED):
-                request = self._take_for(best.link, kind)
-                if request is not None:
-                    return request, best
-            tried.append(best)
+        for kind in (SUSPECT, QUEUED):
+            request = (
+                self._own(kind).take_for(may_take) if self.groups is None else self.groups.take_for(may_take, kind)
+            )
+            if request is not None:
+                return request
+        return None
 
-    def _take_for(self, link: Link, kind: int) -> Request | None:
-        return self._own(kind).take_for(link) if self.groups is None else self.groups.take_for(link, kind)
-
-    def next_worker(self) -> Worker | None:
+    def next_worker(self) -> W | None:
         """Return the worker for the next request that is not a suspect, or None."""
         without = self._without_suspect.least()
         if not self._with_suspect.size:
@@ -293,12 +275,12 @@ class Schedule:
             return without if without.warm else other
         return without if (without.pooled > other.pooled) is without.warm else other  # C21
 
-    def idle_worker(self) -> Worker | None:
+    def idle_worker(self) -> W | None:
         """Return a worker with free credit that holds no request, or None."""
         worker = self._without_suspect.least()
         return worker if worker is not None and not worker.load else None
 
-    def next_pair(self, now: float) -> tuple[Request, Worker] | None:
+    def next_pair(self, now: float) -> tuple[R, W] | None:
         """Remove the next request from its queue; return it with its worker, or None if none can be dispatched."""
         if self.groups is not None:
             return self._next_in_turn(self.groups, now)
@@ -312,14 +294,14 @@ class Schedule:
                 return self._next_queue().take(), worker
         return None
 
-    def _next_queue(self) -> FairQueue:
+    def _next_queue(self) -> FairQueue[R]:
         """Return the one of `queue` and `pinned` from which the next request is taken; they take turns."""
         if not self.pinned.size:
             return self.queue
         self._pinned_next = not self._pinned_next
         return self.queue if self.queue.size and self._pinned_next else self.pinned
 
-    def _next_in_turn(self, groups: Groups, now: float) -> tuple[Request, Worker] | None:
+    def _next_in_turn(self, groups: Groups[R], now: float) -> tuple[R, W] | None:
         """Do what `next_pair` does if groups take turns."""
         groups.arrived = 0
         worker, clean = self.next_worker(), self._without_suspect.least()

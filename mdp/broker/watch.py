@@ -20,10 +20,9 @@ from ..tracing import REQUEST_ID, shown_id
 from ..wire import DIALECTS, RequestId
 from ..wire.names import show
 from .drops import Drop
-from .failures import Failures
+from .recent import Failures, Tails
 from .records import Attempt, Client, PeerKey, Remote, Request, Service
-from .shared import Part, Shared
-from .tails import Tails
+from .state import Federation, Observer, State
 
 MAX_LISTED: Final = 10_000
 """Requests that can be found by the id under which they were listed."""
@@ -46,18 +45,18 @@ def request_id_of(request: Request) -> str:
     return shown_id(json.loads(raw).get("headers", {}).get(REQUEST_ID, ""))
 
 
-class Watch(Part):
+class Watch(Observer):
     """The requests of one broker as operators see them.
 
     `slow` is the time in seconds after which a request is logged at its end; None for never.  `secret` makes it
     impossible to tell a routing id from the name that a client is shown under (C39).
     """
 
-    def __init__(self, shared: Shared, secret: bytes, slow: float | None) -> None:
-        super().__init__(shared)
+    def __init__(self, state: State, federation: Federation, secret: bytes, slow: float | None) -> None:
+        super().__init__(state)
+        self._federation = federation
         self.active = slow is not None
-        """Whether `ended` is to be called at the end of a request."""
-        self._first_address = shared.first_address
+        self._first_address = state.first_address
         self._secret = secret
         self._slow = math.inf if slow is None else slow
         self._tails = Tails()
@@ -100,8 +99,8 @@ class Watch(Part):
 
     def _client(self, client: Client) -> str:
         """Return what tells clients apart."""
-        if client.link is not None:
-            return f"broker {client.link.name}"
+        if client.is_broker:
+            return f"broker {client.broker}"
         key = client.key
         frames = (key,) if isinstance(key, bytes) else key
         digest = blake2b(key=self._secret, digest_size=6)
@@ -154,13 +153,13 @@ class Watch(Part):
         """Yield the requests that workers hold, here or at other brokers, unless their clients no longer wait."""
         for service in services:
             left = service.running
-            for worker in (*service.workers, *service.schedule.remotes):
+            for worker in (*service.workers, *service.remotes):
                 left -= worker.load
                 yield from _of(worker.held.values())
             if left:  # at brokers that have withdrawn the service, such as those that drain
-                for client in self._directory.linked.values():
-                    there = () if client.link is None else client.link.attempts.values()
-                    yield from _of([each for each in there if each.worker.leaving and each.worker.service is service])
+                for there in self._federation.held():
+                    withdrawn = [each for each in there.values() if each.worker.leaving]
+                    yield from _of([each for each in withdrawn if each.worker.service is service])
 
     def _row(self, request: Request, now: float) -> dict[str, Any]:
         id_ = self.id_of(request)
@@ -169,15 +168,15 @@ class Watch(Part):
         if len(self._listed) > MAX_LISTED:
             del self._listed[next(iter(self._listed))]
         worker = None if request.attempt is None else request.attempt.worker
-        link = worker.link if isinstance(worker, Remote) else None
+        broker = worker.broker if isinstance(worker, Remote) else None
         return {
             "id": id_,
             **self._who(request),
             "state": "waiting" if worker is None else "running",
             "age_seconds": round(now - request.accepted, 3),
             "state_seconds": round(now - request.since, 3),
-            "worker": None if worker is None or link is not None else worker.id,
-            "broker": None if link is None else link.name,
+            "worker": None if worker is None or broker is not None else worker.id,
+            "broker": broker,
             "ttl_seconds": None if request.deadline >= NEVER else round(max(request.deadline - now, 0.0), 3),
         }
 
@@ -212,7 +211,7 @@ class Watch(Part):
             return None
         address = int(id_)
         holders = [each.held for each in self._directory.workers.values()]
-        holders += [each.link.attempts for each in self._directory.linked.values() if each.link is not None]
+        holders += self._federation.held()
         for held in holders:
             attempt = held.get(address)
             if attempt is not None:
@@ -278,7 +277,7 @@ class Watch(Part):
 
 def _holder(attempt: Attempt) -> str:
     worker = attempt.worker
-    return f"broker {worker.link.name}" if isinstance(worker, Remote) else f"worker {worker}"
+    return f"broker {worker.broker}" if isinstance(worker, Remote) else f"worker {worker}"
 
 
 def _age(row: dict[str, Any]) -> float:

@@ -9,12 +9,12 @@ from ..timers import NEVER, Timers
 from ..wire import Message, Reason, batch
 from .drops import Drop
 from .endings import Endings
-from .events import WorkerForgotten
 from .journal import WORKER_LINES, Loss, Refusal
+from .outgoing import WorkerForgotten
 from .records import Attempt, Service, Worker, key_of
 from .requests import Requests
 from .roles import Role
-from .shared import Part, Shared
+from .state import Part, State
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
@@ -32,11 +32,11 @@ class _Disconnected(Exception):
 class WorkerDialog(Part):
     """The dialog of one broker with its workers."""
 
-    def __init__(self, shared: Shared, requests: Requests, endings: Endings) -> None:
-        super().__init__(shared)
+    def __init__(self, state: State, requests: Requests, endings: Endings) -> None:
+        super().__init__(state)
         self._requests = requests
         self._endings = endings
-        self._beat_resolution = shared.limits.heartbeat / 20
+        self._beat_resolution = state.limits.heartbeat / 20
         self.beats: Timers[Worker] = Timers(self._beat_resolution)
         """When a worker is to be sent a HEARTBEAT, or is dead."""
         self._registered = 0
@@ -108,14 +108,14 @@ class WorkerDialog(Part):
             self._unexpected(command, Refusal.NOT_ALLOWED, role, now, command.service)
         elif command.service not in directory.services and not self._make_room(now):
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, role, now)
-        elif self._shared.draining and command.header == wire.WX1:
+        elif self._state.draining and command.header == wire.WX1:
             self._refuse(command.route, command.header, Refusal.DRAINING, role, now)
             raise _Disconnected
         else:
             self._registered += 1
             service = directory.service(command.service)
             # Third-party workers reconnect as soon as they get DISCONNECT, so `_beat` sends it only after an interval.
-            credit = 0 if self._shared.draining else min(command.credit, limits.max_credit)
+            credit = 0 if self._state.draining else min(command.credit, limits.max_credit)
             worker = Worker(
                 command.route, command.header, service, role, credit=credit, id=self._registered, now=now
             )  # fmt: skip
@@ -130,7 +130,7 @@ class WorkerDialog(Part):
             self.beats.set(worker, worker.last_sent + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
-            self._shared.journal.note(
+            self._state.journal.note(
                 now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect,
                 lines=WORKER_LINES, fields=worker.fields,
             )  # fmt: skip
@@ -139,7 +139,7 @@ class WorkerDialog(Part):
         """Warn if the workers of a service declare different limits."""
         declared = service.declared
         if declared and declared.get(next(iter(declared))) != service.available:
-            self._shared.journal.note(
+            self._state.journal.note(
                 now, logging.WARNING, "limits-differ",
                 "workers of service %s declare different limits: the strictest hold: %s",
                 service.name, str(service.schedule.limits),
@@ -187,7 +187,7 @@ class WorkerDialog(Part):
 
     def _oversized(self, command: wire.Oversized, role: Role, now: float) -> None:
         """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
-        self._requests.count_invalid(command.reason, now)
+        self._state.count_invalid(command.reason, now)
         if self._is_foreign(command, role):
             return
         worker = self._worker(command.route, role)
@@ -246,12 +246,12 @@ class WorkerDialog(Part):
         if attempt is not None:
             return attempt
         if isinstance(address, int):
-            if self._shared.first_address <= address < self._requests.next_address:
+            if self._state.first_address <= address < self._requests.next_address:
                 self._stats.late += 1  # C32: late or duplicated; it matches no live request
                 return None
         elif worker.misaddressed < MAX_MISADDRESSED:
             worker.misaddressed += 1
-            self._requests.count_invalid(Reason.BAD_ADDRESS, now)  # C18: it cannot be an address of this broker
+            self._state.count_invalid(Reason.BAD_ADDRESS, now)  # C18: it cannot be an address of this broker
             return None
         return self._unexpected(command, Refusal.WRONG_CLIENT if worker.held else Refusal.NO_REQUEST, role, now)
 
@@ -303,25 +303,29 @@ class WorkerDialog(Part):
             details = f"role {role.name} may not offer {wire.show(service)!r}: the broker's access file decides"
             if header == wire.WX1:  # the other dialects have no text
                 why = details
-        self._shared.journal.note(now, level, f"disconnect-{reason}", text, details)
+        self._state.journal.note(now, level, f"disconnect-{reason}", text, details)
         if farewell := wire.disconnect(route, header, why.encode()):
             self._outgoing.add(farewell)
 
     def _invalid(self, command: wire.Invalid, role: Role, now: float) -> None:
         del role
-        self._requests.count_invalid(command.reason, now)
+        self._state.count_invalid(command.reason, now)
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> None:
         """Send heartbeats, and lose workers that are silent."""
-        heard = self._shared.heard
+        read_until = self._state.read_until
         lost: list[tuple[Worker, Loss]] = []
         for worker in self.beats.pop_due(now):
             oversized_reply_at = worker.oversized_reply_at
-            if heard >= worker.last_seen + self._patience(worker):
+            if read_until >= worker.last_seen + self._patience(worker):
                 lost.append((worker, Loss.SILENT))
-            elif oversized_reply_at is not None and worker.held and heard >= oversized_reply_at + self._limits.patience:
+            elif (
+                oversized_reply_at is not None
+                and worker.held
+                and read_until >= oversized_reply_at + self._limits.patience
+            ):
                 for attempt in list(worker.held.values()):
                     self._requests.drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
                 self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, worker.role, now)
@@ -396,7 +400,7 @@ class WorkerDialog(Part):
     def _beat(self, worker: Worker, now: float) -> None:
         """Send a HEARTBEAT if nothing was sent for an interval, whether the worker is busy or not (C13)."""
         beats = worker.last_sent + self._limits.heartbeat
-        if now >= beats and self._shared.draining and not (worker.credit or worker.held):
+        if now >= beats and self._state.draining and not (worker.credit or worker.held):
             self._dismiss(worker, now)
             return
         if now >= beats:
@@ -419,11 +423,11 @@ class WorkerDialog(Part):
         """Forget a worker; return what it held, which must be placed again or dropped."""
         self._stats.lost[reason] += 1
         self.beats.clear(worker)
-        self._shared.ask(WorkerForgotten(worker.route, self._requests.turn))
+        self._outgoing.ask(WorkerForgotten(worker.route, self._requests.turn))
         attempts = self._registry.remove_worker(worker, now, silent=reason is Loss.SILENT)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
-        self._shared.journal.note(
+        self._state.journal.note(
             now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason,
             lines=WORKER_LINES, fields=worker.fields,
         )  # fmt: skip

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Literal
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.outgoing import Event
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
@@ -266,9 +266,16 @@ class BrokerProcess(BrokerShell):
     """A `Broker` that the referee watches."""
 
     def __init__(
-        self, world: Stage, limits: Limits, roles: dict[str, Permissions], throttled: dict[str, ServiceLimits]
+        self,
+        world: Stage,
+        limits: Limits,
+        roles: dict[str, Permissions],
+        throttled: dict[str, ServiceLimits],
+        *,
+        federation: bool,
     ) -> None:
-        machine = Broker(limits, now=world.now, logger=silent, first_address=world.number() * 1_000_000)
+        first = world.number() * 1_000_000
+        machine = Broker(limits, now=world.now, logger=silent, first_address=first, federation=federation)
         self.referee = Referee(machine, world.events)
         self._roles = roles
         if roles:

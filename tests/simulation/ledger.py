@@ -11,8 +11,8 @@ from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
+from zmdp.mdp.broker.client_dialog import GIVEN_UP
 from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss, Refusal, Stats
 from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, GROUP_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code

@@ -12,11 +12,10 @@ from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.broker import requests
 from zmdp.mdp.broker.admission import Admission
-from zmdp.mdp.broker.client_dialog import ClientDialog
+from zmdp.mdp.broker.client_dialog import ClientDialog, GivenUp
 from zmdp.mdp.broker.directory import Directory
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.fair_queue import FairQueue
-from zmdp.mdp.broker.given_up import GivenUp
 from zmdp.mdp.broker.groups import Gate, Group, Groups
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.records import key_of
@@ -183,7 +182,7 @@ def any_address(
 
 def no_late(workers: WorkerDialog, command: Any, role: Any, now: float, attempt: Any = WorkerDialog._attempt) -> Any:
     """A worker that replies too late is disconnected."""
-    workers._shared.first_address = workers._requests.next_address
+    workers._state.first_address = workers._requests.next_address
     return attempt(workers, command, role, now)
 
 

@@ -13,11 +13,11 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
+from zmdp.mdp.broker.client_dialog import GIVEN_UP
 from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.events import Event
-from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.outgoing import Event
 from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
 from zmdp.mdp.security.access import Permissions
@@ -449,7 +449,10 @@ class Referee:
             return [[], []]
         lines = found.schedule.suspects, found.schedule.queue
         return [
-            [(_peer(each.client.key), [request.body[0] for request in each.requests]) for each in line._queues]
+            [
+                (_peer(each.requests.first.client.key), [request.body[0] for request in each.requests])
+                for each in line._queues
+            ]
             for line in lines
         ]
 

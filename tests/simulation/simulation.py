@@ -54,6 +54,11 @@ class Simulation(Scenario):
         """Of its own, so that seeds without limits stay as they were."""
         self.throttled = self._throttled() if seed % 3 == 2 else {}
 
+    @staticmethod
+    def federation(seed: int) -> bool:
+        """Return whether the broker of that seed may have links, though it has none: nothing depends on it."""
+        return seed % 2 == 0
+
     def _throttled(self) -> dict[str, ServiceLimits]:
         """Return the operator's limits of one service."""
         rng = self._groups
@@ -175,7 +180,9 @@ class Simulation(Scenario):
 
     def _start_broker(self) -> None:
         self.world.note("broker starts")
-        self.broker = BrokerProcess(self.world, self.limits, self.roles, self.throttled)
+        self.broker = BrokerProcess(
+            self.world, self.limits, self.roles, self.throttled, federation=self.federation(self.seed)
+        )
 
     def _addresses(self, name: str) -> list[int]:
         """Return the addresses of all requests at workers other than `name`."""

@@ -207,6 +207,14 @@ def test_a_seed_is_repeated_message_by_message() -> None:
     assert trace_of(1) == lines
 
 
+def test_a_seed_takes_the_same_course_with_and_without_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    courses = []
+    for federation in (True, False):
+        monkeypatch.setattr(Simulation, "federation", lambda _, chosen=federation: chosen)
+        courses.append(trace_of(1))
+    assert courses[0] == courses[1]
+
+
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_nothing_depends_on_the_order_of_hashes(hash_seed: str) -> None:
     script = Path(__file__).parents[1] / "simulate.py"

@@ -15,7 +15,7 @@ from ...transport.sockets import ONE_CONNECTION_MS
 from ...wire import Message
 from ..machine import Broker
 from ..roles import Role
-from .access import AccessControl
+from .access_control import AccessControl
 from .ports import LINGER_MS, Port, new_prefix
 
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED

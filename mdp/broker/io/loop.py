@@ -22,10 +22,10 @@ from ...timers import Alarms
 from ...transport.descriptors import check_descriptors
 from ...transport.sockets import check_local
 from ...wire import service_name
-from ..events import CloseLink, Event, OpenLink, WorkerForgotten
-from ..links import MAX_BROKER_NAME, valid_name
+from ..links import MAX_BROKER_NAME, CloseLink, OpenLink, valid_name
 from ..machine import Broker
-from .access import AccessControl
+from ..outgoing import Event, WorkerForgotten
+from .access_control import AccessControl
 from .connections import SPARE_FILES, Connections, default_max_connections
 from .delivery import Delivery
 from .dialer import LinkPorts, LinkTo

@@ -1,4 +1,4 @@
-from zmdp.mdp.broker.abouts import MAX_ABOUTS, Abouts
+from zmdp.mdp.broker.directory import MAX_ABOUTS, Abouts
 
 
 def said(found):

@@ -12,9 +12,9 @@ from support import turns
 from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.events import WorkerForgotten
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.outgoing import WorkerForgotten
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.limits import Limits
 

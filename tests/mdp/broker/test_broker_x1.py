@@ -31,8 +31,8 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
+from zmdp.mdp.broker.client_dialog import GIVEN_UP, MAX_GIVEN_UP
 from zmdp.mdp.broker.drops import REPORTS, Drop
-from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
 from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD

@@ -194,7 +194,7 @@ def test_a_turn_passes_no_more_than_its_bound_on_to_another_broker():  # C44
     turns.link_opened(broker, b"x", 0)
     hello = b'{"name":"x","instance":"x","link":1}'
     turns.receive(broker, [b"x", b"MDPWL1", b"\x09", record(4, 1, body_of(hello))], 0)
-    broker.links.at(b"x").answered = True  # else it would get few requests
+    broker.federation.links.at(b"x").trusted = True  # else it would get few requests
     waiting_in(broker)
     offer = ready_of(b"echo", MANY, b'{"hops":1,"free":%d}' % MANY)
     broker.receive([b"x", b"MDPWL1", b"\x09", offer], 0)

@@ -8,8 +8,8 @@ from support.x1_messages import cancel, feed, final, heartbeat, ready, release, 
 
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.groups import QUEUED
+from zmdp.mdp.broker.link_records import Link, LinkKind, LinkRemote
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import Link, LinkKind
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.service_limits import Limit, ServiceLimits
 
@@ -311,13 +311,14 @@ def test_what_may_not_be_passed_on_does_not_hold_up_another_group():
     broker.directory.clients[b"c"].numbered[1].came_over(("there",), 0, "")
     link = Link(b"link", LinkKind.PEER, broker.roles.everyone, opens=True)
     link.name = "there"
-    groups = broker.directory.services[b"echo"].schedule.groups
-    assert groups.take_for(link, QUEUED).number == 2
-    assert groups.take_for(link, QUEUED) is None
+    service = broker.directory.services[b"echo"]
+    remote = LinkRemote(link, service)
+    assert service.schedule.groups.take_for(remote.may_take, QUEUED).number == 2
+    assert service.schedule.groups.take_for(remote.may_take, QUEUED) is None
 
 
 def test_limits_by_name_are_limited_in_number(monkeypatch):
-    monkeypatch.setattr("zmdp.mdp.broker.operator_limits.MAX_NAMED", 1)
+    monkeypatch.setattr("zmdp.mdp.broker.orders.MAX_NAMED", 1)
     broker = new_broker()
     assert broker.limit_service(b"echo", ServiceLimits(Limit(1)), 0)
     assert not broker.limit_service(b"sum", ServiceLimits(Limit(1)), 0)

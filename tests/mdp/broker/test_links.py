@@ -27,9 +27,10 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.events import CloseLink, OpenLink, WorkerForgotten
+from zmdp.mdp.broker.link_records import MAX_UNANSWERED, LinkState
+from zmdp.mdp.broker.links import CloseLink, OpenLink
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import MAX_UNANSWERED, LinkState
+from zmdp.mdp.broker.outgoing import WorkerForgotten
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import batch
@@ -204,7 +205,7 @@ def test_each_link_has_pauses_of_its_own():
     turns.link_failed(mesh["a"], one, "nothing answers", mesh.now)
     turns.link_failed(mesh["a"], other, "nothing answers", mesh.now + 10)
     assert link_events(mesh["a"]) == [CloseLink(one), CloseLink(other)]
-    turns.tick(mesh["a"], mesh["a"].links.by_identity[one].retry_at)
+    turns.tick(mesh["a"], mesh["a"].federation.links.by_identity[one].redial.at)
     assert link_events(mesh["a"]) == [OpenLink(one)]
 
 
@@ -304,7 +305,7 @@ def test_a_broker_is_not_linked_to_itself():
 
 def test_two_brokers_of_the_same_name_are_not_linked_to_a_third():
     mesh = Mesh("a", "b", "c")
-    mesh["c"].links.name = "b"
+    mesh["c"].federation.links.name = "b"
     mesh.link("b", "a")
     mesh.link("c", "a")
     assert trouble(mesh, "c") == ["another broker named b is linked to a: start one with another --name"]
@@ -359,12 +360,12 @@ def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
 def test_a_new_connection_of_a_link_replaces_the_old_one():
     mesh = pair()
     mesh.receive("b", request(service=b"other"))
-    (there,) = mesh["b"].links.by_identity
+    (there,) = mesh["b"].federation.links.by_identity
     mesh.route("a", turns.unreachable(mesh["a"], mesh.identity, mesh["a"].turn, mesh.now))  # b has not noticed yet
     mesh.now += 1
     mesh.open("a", mesh.identity, "b")
     mesh.wait()
-    assert there not in mesh["b"].links.by_identity
+    assert there not in mesh["b"].federation.links.by_identity
     assert [link["state"] for link in mesh.ask("b", b"mmi.brokers")["links"]] == ["up"]
     assert len(work(mesh.receive("a", request())["b"])) == 1
 
@@ -448,7 +449,7 @@ def test_only_a_role_with_link_may_link():
 
 
 def trouble_of(mesh):
-    return [link.trouble for link in mesh["a"].links.by_identity.values()]
+    return [link.trouble for link in mesh["a"].federation.links.by_identity.values()]
 
 
 def test_a_broker_announces_only_what_its_role_may_offer():
@@ -473,25 +474,25 @@ def test_a_link_whose_role_lost_the_right_is_not_opened_again_until_it_has_it_ba
     turns.grant(other.broker, WITHOUT_LINK, other.now)
     assert other.link.trouble == "role brokers may not link brokers any longer"
     for _ in range(2):
-        other.now = other.link.retry_at
+        other.now = other.link.redial.at
         assert turns.link_opened(other.broker, b"x", other.now, other.role) == []  # it does not even ask
         assert other.link.state is LinkState.DOWN
         text = "role brokers may not link brokers: it needs link = true in this broker's access file"
         assert other.link.trouble == text
     turns.grant(other.broker, ACCESS, other.now)
-    other.now = other.link.retry_at
+    other.now = other.link.redial.at
     other.open()
     assert other.link.state is LinkState.UP
 
 
 def test_why_this_broker_has_ended_a_link_is_not_forgotten_when_its_connection_ends():
     mesh = pair()
-    link = mesh["a"].links.by_identity[mesh.identity]
+    link = mesh["a"].federation.links.by_identity[mesh.identity]
     turns.link_failed(mesh["a"], mesh.identity, "the role of its key has changed", mesh.now)
-    before = link.backoff, link.retry_at
+    before = link.redial.backoff, link.redial.at
     turns.link_failed(mesh["a"], mesh.identity, "the other broker closed the connection", mesh.now)
     assert link.trouble == "the role of its key has changed"
-    assert (link.backoff, link.retry_at) == before
+    assert (link.redial.backoff, link.redial.at) == before
     assert link_events(mesh["a"]) == [CloseLink(mesh.identity)]
 
 
@@ -503,7 +504,7 @@ def test_a_link_whose_role_loses_the_right_before_the_answer_is_not_established(
     turns.link_opened(broker, b"x", NOW)
     turns.grant(broker, WITHOUT_LINK, NOW)
     turns.receive(broker, granted(hello("x")), NOW, role)
-    assert broker.links.at(b"x") is None
+    assert broker.federation.links.at(b"x") is None
 
 
 def test_a_client_cannot_write_what_only_brokers_can():
@@ -563,7 +564,7 @@ class Other:
 
     @property
     def link(self):
-        return self.broker.links.by_identity.get(b"x")
+        return self.broker.federation.links.by_identity.get(b"x")
 
     def open(self):
         """Establish the link, if it is one that `a` opens."""
@@ -980,7 +981,7 @@ def test_a_malformed_request_for_a_link_is_refused(body):
     broker = Broker(now=NOW, name="a")
     text = "malformed request for a link, or one through a proxy"
     assert turns.receive(broker, asks_link(body), NOW) == [denied(text)]
-    assert broker.links.by_identity == {}
+    assert broker.federation.links.by_identity == {}
     assert broker.stats.dropped == {"not-allowed": 1}
 
 
@@ -999,7 +1000,7 @@ def test_a_link_is_not_asked_for_through_a_proxy():
     proxied = b"proxy", b"x", b""
     text = "malformed request for a link, or one through a proxy"
     assert turns.receive(broker, asks_link(hello("b"), *proxied), NOW) == [denied(text, *proxied)]
-    assert broker.links.by_identity == {}
+    assert broker.federation.links.by_identity == {}
 
 
 def test_a_connection_with_outstanding_requests_cannot_become_a_link():
@@ -1018,7 +1019,7 @@ def test_a_clients_request_for_a_link_is_one_for_an_unknown_service():
     assert turns.receive(broker, [b"y", b"MDPC02", b"\x01", b"mmi.link", hello("b")], NOW) == [
         [b"y", b"MDPC02", b"\x03", b"mmi.link", b"501"]
     ]
-    assert broker.links.by_identity == {}
+    assert broker.federation.links.by_identity == {}
 
 
 def test_an_answer_with_this_brokers_name_establishes_no_link():
@@ -1041,10 +1042,10 @@ def test_only_the_answer_establishes_a_link():
         [b"nonsense"],
     ):
         assert turns.receive(mesh["a"], [identity, *frames], mesh.now) == []
-        assert mesh["a"].links.at(identity) is None
+        assert mesh["a"].federation.links.at(identity) is None
     assert trouble(mesh, "a") == [""]
     turns.receive(mesh["a"], granted(hello("x"), identity), mesh.now)
-    assert mesh["a"].links.at(identity).name == "x"
+    assert mesh["a"].federation.links.at(identity).name == "x"
 
 
 def test_a_link_is_told_only_once_that_it_has_ended():
@@ -1063,8 +1064,8 @@ def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
     def pause():
         other.receive(ends(b"enough"))
         assert other.link.trouble == "the other broker has ended it: enough"
-        seconds = other.link.retry_at - other.now
-        other.now = other.link.retry_at
+        seconds = other.link.redial.at - other.now
+        other.now = other.link.redial.at
         other.open()
         return seconds
 
@@ -1088,7 +1089,7 @@ def test_a_broker_that_drains_opens_no_links():
     turns.drain(mesh["a"], mesh.now)
     turns.tick(mesh["a"], mesh.now + 100)
     assert link_events(mesh["a"]) == []
-    assert mesh["a"].links.by_identity[identity].state is LinkState.DOWN
+    assert mesh["a"].federation.links.by_identity[identity].state is LinkState.DOWN
     assert mesh["a"].deadline() is None
 
 
@@ -1251,9 +1252,9 @@ def test_a_broker_that_has_answered_gets_what_it_can_take():
 def test_a_link_that_speaks_as_a_client_remains_a_link():
     mesh = Mesh("a", "b")
     identity = mesh.link("a", "b")
-    link = mesh["a"].links.at(identity)
+    link = mesh["a"].federation.links.at(identity)
     turns.receive(mesh["a"], [identity, b"", wire.CX1], mesh.now)
-    assert mesh["a"].links.at(identity) is link
+    assert mesh["a"].federation.links.at(identity) is link
 
 
 # ── mmi.describe ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1296,7 +1297,7 @@ def test_a_broker_that_is_addressed_tells_which_brokers_know_more():
 
 def test_a_question_that_comes_back_does_not_cut_off_the_broker_that_returned_it():
     mesh = described_tree(b1={"version": "1"})
-    (there,) = (identity for identity, link in mesh["r"].links.by_identity.items() if link.name == "b")
+    (there,) = (identity for identity, link in mesh["r"].federation.links.by_identity.items() if link.name == "b")
     del mesh._ends["r", there]  # so that the question is on its way when the link breaks
     mesh.receive("a", request(service=b"mmi.describe", body=b"echo"))
     mesh.route("r", turns.unreachable(mesh["r"], there, mesh["r"].turn, mesh.now))

@@ -9,9 +9,8 @@ from support import x1_messages as x1
 from support.x1_messages import cancel, leave, ready, request, told, withdraw
 
 from zmdp.mdp.broker import watch
-from zmdp.mdp.broker.failures import MAX_AT_ONCE, MAX_FAILURES, MAX_TEXT
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.tails import DEFAULT_LIMIT, KEPT, MAX_TAIL_ROWS, MAX_TAILS
+from zmdp.mdp.broker.recent import DEFAULT_LIMIT, KEPT, MAX_AT_ONCE, MAX_FAILURES, MAX_TAIL_ROWS, MAX_TAILS, MAX_TEXT
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mmi import answers

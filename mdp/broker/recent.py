@@ -1,4 +1,4 @@
-"""Who follows the requests that end (`mmi.tail`), and what they have not fetched yet.
+"""Requests that have ended lately: the tails that follow them (`mmi.tail`), and the failures (`mmi.failures`).
 
 A tail is a bounded list that its reader fetches by asking again.  It ends some seconds after it was asked for last, so
 nothing has to be known about the reader, which may be at another broker.
@@ -6,6 +6,7 @@ nothing has to be known about the reader, which may be at another broker.
 
 import json
 import secrets
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,6 +21,13 @@ DEFAULT_LIMIT: Final = 100
 """Requests in a second that a tail holds, unless its reader asks for another number; further ones are counted."""
 KEPT: Final = 10.0
 """Seconds after which a tail ends that is not asked for."""
+
+MAX_FAILURES: Final = 50
+"""Maximum number of failed requests that are remembered."""
+MAX_AT_ONCE: Final = 10
+"""Maximum number of failures of one turn that are remembered: a million requests may fail together."""
+MAX_TEXT: Final = 200
+"""Characters of a text that are remembered."""
 
 
 class Tail:
@@ -100,6 +108,37 @@ class Tails:
             "tail": tail.token,
             "requests": [_with_age(row, now) for row in rows],
             "left_out": left_out,
+        }
+
+
+class Failures:
+    """The latest failures, the newest first."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MAX_FAILURES)
+        self._turn_at = 0.0
+        self._taken = 0
+        """Number of requests that failed in the turn at `_turn_at`."""
+
+    def take(self, now: float) -> bool:
+        """Return whether to remember one more request that has failed now."""
+        if now != self._turn_at:
+            self._turn_at, self._taken = now, 0
+        self._taken += 1
+        return self._taken <= MAX_AT_ONCE
+
+    def add(self, row: dict[str, Any], text: str, now: float) -> None:
+        """Remember a request that has failed."""
+        self._rows.appendleft((now, {**row, "text": text[:MAX_TEXT]}))
+
+    def answer(self, service: str, now: float) -> dict[str, Any]:
+        """Return those of a service, or all if the name is empty."""
+        return {
+            "failures": [
+                {**row, "ago_seconds": round(now - at, 3)}
+                for at, row in self._rows
+                if not service or row["service"] == service
+            ]
         }
 
 
