@@ -36,13 +36,13 @@ from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
 from ..mdp.wire.names import show, valid_service
 
 if TYPE_CHECKING:
-    from ..mdp.broker.directory import Directory
-    from ..mdp.broker.journal import Stats
-    from ..mdp.broker.records import Service
-    from ..mdp.broker.registry import Registry
-    from ..mdp.broker.roles import Roles
-    from ..mdp.broker.state import Federation
-    from ..mdp.broker.watch import Watch
+    from ..mdp.broker.core.directory import Directory
+    from ..mdp.broker.core.journal import Stats
+    from ..mdp.broker.core.records import Service
+    from ..mdp.broker.core.registry import Registry
+    from ..mdp.broker.core.roles import Roles
+    from ..mdp.broker.core.state import Federation
+    from ..mdp.broker.operators.watch import Watch
     from ..mdp.limits import Limits
 
 MAX_ROWS: Final = 1000

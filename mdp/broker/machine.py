@@ -25,19 +25,19 @@ from ..limits import Limits
 from ..security.access import Permissions
 from ..service_limits import ServiceLimits
 from ..wire import Message
-from .admission import Admission
-from .client_dialog import ClientDialog
-from .drops import Drop
-from .endings import Endings
-from .link_dialog import LinkDialog
-from .orders import Control
-from .outgoing import Event
-from .records import Request, Service
-from .requests import Requests
-from .roles import Role
-from .state import Federation, State
-from .watch import Watch
-from .worker_dialog import WorkerDialog
+from .core.admission import Admission
+from .core.clients import ClientDialog
+from .core.drops import Drop
+from .core.endings import Endings
+from .core.outgoing import Event
+from .core.records import Request, Service
+from .core.requests import Requests
+from .core.roles import Role
+from .core.state import Federation, State
+from .core.workers import WorkerDialog
+from .federation.link_dialog import LinkDialog
+from .operators.orders import Control
+from .operators.watch import Watch
 
 TURN_WORK: Final = 512
 """Requests that end in one turn: together they take a few milliseconds."""

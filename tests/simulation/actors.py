@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Literal
 
 from zmdp.mdp import wire
+from zmdp.mdp.broker.core.outgoing import Event
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.outgoing import Event
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions

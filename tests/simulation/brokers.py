@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from zmdp.mdp.broker.links import CloseLink, OpenLink
+from zmdp.mdp.broker.core.outgoing import Event
+from zmdp.mdp.broker.core.records import Worker, key_of
+from zmdp.mdp.broker.core.roles import Role
+from zmdp.mdp.broker.federation.links import CloseLink, OpenLink
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.outgoing import Event
-from zmdp.mdp.broker.records import Worker, key_of
-from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import Message, Route

@@ -3,15 +3,15 @@
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.admission import Admission
-from zmdp.mdp.broker.announcements import Announcements
-from zmdp.mdp.broker.link_dialog import NOT_PLACED, LinkDialog
-from zmdp.mdp.broker.link_records import Link, LinkRemote
-from zmdp.mdp.broker.links import Links
-from zmdp.mdp.broker.outgoing import Outgoing
-from zmdp.mdp.broker.records import Client, Remote
-from zmdp.mdp.broker.requests import Requests
-from zmdp.mdp.broker.roles import Role
+from zmdp.mdp.broker.core.admission import Admission
+from zmdp.mdp.broker.core.outgoing import Outgoing
+from zmdp.mdp.broker.core.records import Client, Remote
+from zmdp.mdp.broker.core.requests import Requests
+from zmdp.mdp.broker.core.roles import Role
+from zmdp.mdp.broker.federation.announcements import Announcements
+from zmdp.mdp.broker.federation.link import Link, LinkRemote
+from zmdp.mdp.broker.federation.link_dialog import NOT_PLACED, LinkDialog
+from zmdp.mdp.broker.federation.links import Links
 
 _options_for_link = wire.options_for_link
 

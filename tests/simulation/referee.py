@@ -13,12 +13,12 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.client_dialog import GIVEN_UP
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.journal import Loss
+from zmdp.mdp.broker.core.clients import GIVEN_UP
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import Loss
+from zmdp.mdp.broker.core.outgoing import Event
+from zmdp.mdp.broker.core.records import Request
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.outgoing import Event
-from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import ServiceLimits

@@ -11,7 +11,7 @@ from random import Random
 from support.peers import body_of, ready_of, record
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Loss
+from zmdp.mdp.broker.core.journal import Loss
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import Limit, ServiceLimits

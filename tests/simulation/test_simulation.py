@@ -15,8 +15,8 @@ from simulation.scenario import Failed
 from simulation.simulation import Simulation
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.journal import Loss, Refusal
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import Loss, Refusal
 from zmdp.mdp.program import compiled
 from zmdp.mdp.wire import Reason
 

@@ -11,8 +11,8 @@ from ...errors import SettingError
 from ...program.logs import counted
 from ...security.access import SETTLE_SECONDS, Access, FileState, state_of
 from ...timers import Alarms
+from ..core.roles import Role
 from ..machine import Broker
-from ..roles import Role
 from .connections import Connections
 from .gate import Gate
 from .listener import RouterPort

@@ -12,8 +12,8 @@ from ...limits import Limits
 from ...security.access import Access
 from ...timers import Alarms
 from ...transport.tcp import is_loopback
-from ..journal import Journal
-from ..roles import Role
+from ..core.journal import Journal
+from ..core.roles import Role
 
 SPARE_FILES: Final = 16
 """Descriptors that connections leave free: a new one that would take one of these is ended (C42).

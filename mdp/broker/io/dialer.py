@@ -13,8 +13,8 @@ from ...transport.multipart import receive, send
 from ...transport.reach import HANDSHAKE_FAILED
 from ...transport.sockets import ONE_CONNECTION_MS
 from ...wire import Message
+from ..core.roles import Role
 from ..machine import Broker
-from ..roles import Role
 from .access_control import AccessControl
 from .ports import LINGER_MS, Port, new_prefix
 

@@ -25,8 +25,8 @@ from ...transport.listening import check_free, listener
 from ...transport.multipart import receive, send
 from ...transport.sockets import use_family
 from ...wire import Message
+from ..core.roles import Role
 from ..machine import Broker
-from ..roles import Role
 from .connections import LOCAL, SPARE_FILES, AcceptedConnection, Connections, address_of, max_files, shut_down
 from .gate import Gate
 from .ports import LINGER_MS, Port, new_prefix

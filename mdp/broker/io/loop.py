@@ -22,9 +22,9 @@ from ...timers import Alarms
 from ...transport.descriptors import check_descriptors
 from ...transport.sockets import check_local
 from ...wire import service_name
-from ..links import MAX_BROKER_NAME, CloseLink, OpenLink, valid_name
+from ..core.outgoing import Event, WorkerForgotten
+from ..federation.links import MAX_BROKER_NAME, CloseLink, OpenLink, valid_name
 from ..machine import Broker
-from ..outgoing import Event, WorkerForgotten
 from .access_control import AccessControl
 from .connections import SPARE_FILES, Connections, default_max_connections
 from .delivery import Delivery

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...transport.multipart import Unsent
 from ...transport.wake import Wake
 from ...wire import Message
-from ..roles import Role
+from ..core.roles import Role
 
 PREFIX_BYTES: Final = 9
 """How many bytes of an identity tell its port."""

@@ -11,11 +11,11 @@ import pytest
 from support import turns
 from support.peers import body_of, ready_of, record, request_of
 
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
+from zmdp.mdp.broker.core.outgoing import WorkerForgotten
+from zmdp.mdp.broker.core.requests import Requests
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.outgoing import WorkerForgotten
-from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from support.x1_messages import (
     turn,
 )
 
-from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.core.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 

@@ -31,12 +31,12 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.client_dialog import GIVEN_UP, MAX_GIVEN_UP
-from zmdp.mdp.broker.drops import REPORTS, Drop
-from zmdp.mdp.broker.journal import Refusal
+from zmdp.mdp.broker.core.clients import GIVEN_UP, MAX_GIVEN_UP
+from zmdp.mdp.broker.core.drops import REPORTS, Drop
+from zmdp.mdp.broker.core.journal import Refusal
+from zmdp.mdp.broker.core.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.core.registry import REMEMBERED
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
-from zmdp.mdp.broker.registry import REMEMBERED
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import CX1, WX1

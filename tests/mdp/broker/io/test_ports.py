@@ -13,12 +13,12 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
 from zmdp.mdp import wire
+from zmdp.mdp.broker.core.roles import Role
 from zmdp.mdp.broker.io.dialer import LinkPort
 from zmdp.mdp.broker.io.loop import MAX_TURN_MESSAGES, Server, ServerSettings
 from zmdp.mdp.broker.io.outbox import Outbox
 from zmdp.mdp.broker.io.ports import PREFIX_BYTES, Port, new_prefix
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.errors import BindError, SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
