@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..mdp.broker.core.registry import Registry
     from ..mdp.broker.core.roles import Roles
     from ..mdp.broker.core.state import Federation
+    from ..mdp.broker.operators.orders import Orders
     from ..mdp.broker.operators.watch import Watch
     from ..mdp.limits import Limits
 
@@ -59,7 +60,7 @@ Sees = Callable[[bytes], bool]
 
 
 class Broker(Protocol):
-    """The state and the commands of a broker from which the answers are made."""
+    """A broker, as far as the answers are made from it."""
 
     name: str
     started: float
@@ -70,19 +71,11 @@ class Broker(Protocol):
     stats: Stats
     federation: Federation
     watch: Watch
+    orders: Orders
 
     @property
     def draining(self) -> bool:
         """Whether no more requests are accepted."""
-
-    def cancel(self, id_: str, now: float) -> bool:
-        """Cancel a request that was listed under that id."""
-
-    def limits_of(self, name: bytes) -> ServiceLimits | None:
-        """Return the operator's limits of a service."""
-
-    def limit_service(self, name: bytes, limits: ServiceLimits | None, now: float) -> bool:
-        """Set the limits of one service."""
 
 
 def _everything(service: bytes) -> bool:
@@ -310,7 +303,7 @@ def _requests(broker: Broker, body: list[bytes], sees: Sees, now: float) -> dict
 
 
 def _cancel(broker: Broker, wanted: bytes, _: Sees, now: float) -> dict[str, Any]:
-    return {"cancelled": broker.cancel(wanted.decode(errors="replace"), now)}
+    return {"cancelled": broker.orders.cancel(wanted.decode(errors="replace"), now)}
 
 
 def _limit(broker: Broker, body: list[bytes], _: Sees, now: float) -> dict[str, Any] | None:
@@ -320,15 +313,16 @@ def _limit(broker: Broker, body: list[bytes], _: Sees, now: float) -> dict[str, 
             limits = ServiceLimits.read(json.loads(body[1]))
         except (ValueError, RecursionError, SettingError):
             return None
-        if name.startswith(MMI) or not valid_service(name) or not broker.limit_service(name, limits or None, now):
+        valid = valid_service(name) and not name.startswith(MMI)
+        if not (valid and broker.orders.limit_service(name, limits or None, now)):
             return None
     service = broker.directory.services.get(name)
-    limits = broker.limits_of(name) or (NO_LIMITS if service is None else service.schedule.limits)
+    limits = broker.orders.limits_of(name) or (NO_LIMITS if service is None else service.schedule.limits)
     groups = None if service is None else service.schedule.groups
     return {
         "service": show(name),
         "limits": limits.as_dict(),
-        "by_operator": broker.limits_of(name) is not None,
+        "by_operator": broker.orders.limits_of(name) is not None,
         "groups": [
             {"group": each.name, "waiting": each.waiting, "running": each.running}
             for each in (groups.most_waiting(GROUP_ROWS) if groups is not None else ())

@@ -1,11 +1,11 @@
-"""Sans-I/O broker: given messages and the current time, it says which messages to send.  No socket, no clock.
+"""Sans-I/O broker: given messages and the current time, it returns the messages to send.  No socket, no clock.
 
-Its shell tells it what happens: `receive` takes in a message, with the role of its connection's key if there is access
-control (`roles`); `tick` does what is due, and `deadline` returns when that is; `unreachable`, `replaced` and `gone`
-report peers that are lost.  None of these sends anything.  `take_messages` ends the *turn*: it dispatches the requests
-that have arrived, and returns the messages to send, with everything for one peer in one message if the peer speaks X1.
-`take_events` returns what else the shell is to do.  Messages are lists of frames that begin with the peer's
-routing id.  Rules are cited by their conformance numbers (C11 to C45).
+Its shell reports what happens: `receive` takes in a message, with the role of its connection's key if there is access
+control (`roles`); `tick` does what is due, and `deadline` returns when that is; `disconnected` and `replaced` report
+peers that are lost, `give_up` one that missed messages.  None of these sends anything.  `take_messages` ends the
+*turn*: it dispatches the requests that have arrived, and returns the messages to send, with everything for one peer in
+one message if the peer speaks X1.  `take_events` returns the other tasks of the shell.  Messages are lists of frames
+that begin with the peer's routing id.  Rules are cited by their conformance numbers (C11 to C45).
 
 Brokers may be linked (`LinkDialog`).  A link that this broker opens has an identity of its own (`add_link`); events ask
 the shell to open and close its connections.
@@ -36,7 +36,7 @@ from .core.roles import Role
 from .core.state import Federation, State
 from .core.workers import WorkerDialog
 from .federation.link_dialog import LinkDialog
-from .operators.orders import Control
+from .operators.orders import Orders
 from .operators.watch import Watch
 
 TURN_WORK: Final = 512
@@ -78,8 +78,8 @@ class Broker:
         self.federation: Federation = Federation(state) if links is None else links
         self.watch = Watch(state, self.federation, secret, slow)
         self._requests = Requests(state, self.federation, self.watch)
-        self._control = Control(state, self.watch, self._requests)
-        self.directory.limits = self._control.limits_of
+        self.orders = Orders(state, self.watch, self._requests)
+        self.directory.limits = self.orders.limits_of
         admission = Admission(state, self._requests, self._answer)
         self._endings = Endings(state, self._requests)
         self._clients = ClientDialog(state, self.federation, self._requests, self._endings, admission)
@@ -179,14 +179,14 @@ class Broker:
         due = self._state.alarms.due
         return None if due == math.inf else max(due, self._rests_until)
 
-    def unreachable(self, identity: bytes, turn: int, now: float) -> None:
+    def disconnected(self, identity: bytes, turn: int, now: float) -> None:
         """Record that the peer with that routing id is no longer connected.
 
         The peer has received nothing of what was sent in `turn` and since.
         """
         self._now = now
-        self._workers.unreachable(identity, turn)
-        self._clients.unreachable(identity)
+        self._workers.disconnected(identity, turn)
+        self._clients.disconnected(identity)
         self._lose(identity, now)
 
     def replaced(self, identity: bytes, turn: int, now: float) -> None:
@@ -195,9 +195,9 @@ class Broker:
         The one before has received nothing of what was sent in `turn` and since.
         """
         self._state.outgoing.discard(identity)
-        self.unreachable(identity, turn, now)
+        self.disconnected(identity, turn, now)
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def give_up(self, identity: bytes, now: float) -> None:
         """Treat the peer with that routing id as gone, though it may be connected: messages to it were lost.
 
         An X1 client would wait for them forever.  So it is no longer answered on this connection: it considers the
@@ -210,8 +210,8 @@ class Broker:
     def _lose(self, identity: bytes, now: float) -> None:
         self.federation.lose(identity, now)
         self._state.congested.pop(identity, None)
-        self._clients.gone(identity, now)
-        self._workers.gone(identity, now)
+        self._clients.lose(identity, now)
+        self._workers.lose(identity, now)
 
     def congested(self, identity: bytes) -> None:
         """Record that messages for that routing id pile up: its clients are told later which requests have ended."""
@@ -303,19 +303,7 @@ class Broker:
     def limit(self, patterns: Mapping[str, ServiceLimits], now: float) -> None:
         """Replace the operator's limits: those of the first pattern that a service's name matches."""
         self._now = now
-        self._control.limit(patterns, now)
-
-    def limits_of(self, name: bytes) -> ServiceLimits | None:
-        """Return the operator's limits of a service; None if there are none."""
-        return self._control.limits_of(name)
-
-    def limit_service(self, name: bytes, limits: ServiceLimits | None, now: float) -> bool:
-        """Set the limits of one service, which win over all others; with None, the others apply again.
-
-        Return False if too many services have limits of their own.
-        """
-        self._now = now
-        return self._control.limit_service(name, limits, now)
+        self.orders.limit(patterns, now)
 
     def drain(self, now: float) -> None:
         """Accept no more requests or workers, and tell the peers, which move to another broker.
@@ -359,7 +347,7 @@ class Broker:
     def _closing(self) -> Iterator[None]:
         yield from self._end_waiting()
         for worker in list(self.directory.workers.values()):
-            yield from self._workers.dismiss(worker, self._now)
+            yield from self._workers.drop_and_dismiss(worker, self._now)
         for held in list(self.federation.held()):
             yield from self._endings.drop_held(held.values())
         yield from self._end_waiting()  # requests that have come back meanwhile
@@ -374,10 +362,6 @@ class Broker:
     def closed(self) -> bool:
         """Whether all clients have been told that their requests have ended."""
         return self._state.closing and not (self._endings or any(self._state.congested.values()))
-
-    def cancel(self, id_: str, now: float) -> bool:
-        """Cancel a request that was listed under that id (`Watch.find`).  Return whether it was in flight."""
-        return self._control.cancel(id_, now)
 
     # ── links to other brokers (C44) ─────────────────────────────────────────────────────────────────────────────────
 

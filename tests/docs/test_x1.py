@@ -90,7 +90,7 @@ class World:
             self._now += int(match[1]) / 1000
             self._say(turns.tick(self._broker, self._now))
         elif match := re.fullmatch("the connection of (.*) ends", event):
-            self._say(turns.unreachable(self._broker, match[1].encode(), self._broker.turn, self._now))
+            self._say(turns.disconnected(self._broker, match[1].encode(), self._broker.turn, self._now))
         elif event == "the broker is restarted":
             self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
             self._brokers.append(self._broker)

@@ -174,7 +174,7 @@ class BrokerShell(Process):
         self._act()
         while self._gone and not self._inbox:
             identity, turn = self._gone.popitem()
-            self._driven.unreachable(identity, turn, self.world.now)
+            self._driven.disconnected(identity, turn, self.world.now)
             self._act()
         if self._inbox:
             self._plan_turn()
@@ -222,7 +222,7 @@ class BrokerShell(Process):
                 self.world.events["slow reader dropped"] += 1
                 dropped.append(message[0])
         for identity in dropped:
-            self._driven.gone(identity, self.world.now)
+            self._driven.give_up(identity, self.world.now)
             self._act()
 
     def _put(self, message: Message) -> Literal["sent", "gone", "full"]:

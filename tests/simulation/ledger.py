@@ -799,7 +799,7 @@ class Ledger:
             self._waiting(ticket.service).line_of(ticket).prepend(ticket)
             self._events["request back in the queue"] += 1
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def give_up(self, identity: bytes, now: float) -> None:
         """A connection has ended: so have its clients' requests, and its workers."""
         for ticket in list(self.tickets.values()):
             if ticket.client[0] == identity:

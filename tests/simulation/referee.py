@@ -187,23 +187,23 @@ class Referee:
             else:
                 raise Broken(f"{ticket} was lost")
 
-    def unreachable(self, identity: bytes, turn: int, now: float) -> None:
+    def disconnected(self, identity: bytes, turn: int, now: float) -> None:
         for seat in self.ledger.seats_at(identity):
             seat.unreached_from = turn
         self.ledger.given_up.pop((identity,), None)
-        self.broker.unreachable(identity, turn, now)
+        self.broker.disconnected(identity, turn, now)
         self._gone(identity, now)
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def give_up(self, identity: bytes, now: float) -> None:
         self.ledger.given_up[identity,] = now + GIVEN_UP
-        self.broker.gone(identity, now)
+        self.broker.give_up(identity, now)
         self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> None:
         self._now = now
         self._busy = True
         self._events["connection with several workers lost"] += len(self.ledger.seats_at(identity)) > 1
-        self.ledger.gone(identity, now)
+        self.ledger.give_up(identity, now)
 
     def probe(self, identity: bytes, now: float) -> None:
         """Every peer there that can take one gets a HEARTBEAT."""

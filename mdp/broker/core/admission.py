@@ -45,7 +45,7 @@ class Admission(Part):
         else:
             self._registry.accept(request, now)
             return
-        self._registry.refuse(request)
+        self._registry.remember_end(request)
 
     def _address(self, request: Request) -> bool:
         """Address a request to the broker that its options name.  Return whether that is another one than this."""

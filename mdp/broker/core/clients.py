@@ -131,7 +131,7 @@ class ClientDialog(Part):
         )  # fmt: skip
         if (client.role.restricted or options.claims) and (denial := self._authorise(request)) is not None:
             self._requests.report(request, denial, now)
-            self._registry.refuse(request)
+            self._registry.remember_end(request)
             return
         self._admission.admit(request, own, client.role, now)
 
@@ -185,11 +185,11 @@ class ClientDialog(Part):
         """No longer answer the clients behind that routing id, which missed messages."""
         self._given_up.add(identity, now)
 
-    def unreachable(self, identity: bytes) -> None:
+    def disconnected(self, identity: bytes) -> None:
         """Record that the connection with that routing id has ended: another one may have it next."""
         self._given_up.forget(identity)
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def lose(self, identity: bytes, now: float) -> None:
         """Drop the requests of the clients behind that routing id."""
         for client in self._directory.clients_at(identity):
             self._endings.client(client, now)

@@ -5,7 +5,7 @@ The registry owns every transition of a request, so that its counts, indexes and
     accept → [enqueue → take_next] → assign → release → drop        a worker is done with it
                  ↑______________________________|                   the worker was lost, or released it
 
-`drop` also ends a request that is queued or that a worker holds; `refuse` ends one that was not accepted.
+`drop` also ends a request that is queued or that a worker holds.
 
 No frames, no clock, no socket.  Every operation takes constant time, whatever the number of peers and requests.
 """
@@ -103,8 +103,8 @@ class Registry:
         proxy, own = proxies.get(key[0]), self.directory.clients.get(key[0])
         return (0 if proxy is None else proxy.request_bytes) + (0 if own is None else own.request_bytes)
 
-    def refuse(self, request: Request) -> None:
-        """End a request that is not accepted, or that the broker answered itself."""
+    def remember_end(self, request: Request) -> None:
+        """Remember the number of a request that has ended, or was not accepted: a CANCEL may still come."""
         if request.number is not None:
             if len(self._ended) >= REMEMBERED:
                 self._ended_before, self._ended = self._ended, set()
@@ -299,9 +299,7 @@ class Registry:
         number = request.number
         if number is not None:
             del client.numbered[number]
-            if len(self._ended) >= REMEMBERED:
-                self._ended_before, self._ended = self._ended, set()
-            self._ended.add((client.key, number))  # as `refuse`, without another call
+            self.remember_end(request)
         client.role.ended += 1
         client.requests -= 1
         self._charge(client, -request.charge)

@@ -346,12 +346,12 @@ class WorkerDialog(Part):
 
     # ── the end of workers ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def unreachable(self, identity: bytes, turn: int) -> None:
+    def disconnected(self, identity: bytes, turn: int) -> None:
         """Record that the workers behind that routing id have received nothing of `turn` and since."""
         for worker in self._directory.workers_at(identity):
             worker.unreached_from = turn
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def lose(self, identity: bytes, now: float) -> None:
         """Lose the workers behind that routing id, which are no longer connected."""
         self._lose([(worker, Loss.UNREACHABLE) for worker in self._directory.workers_at(identity)], now)
 
@@ -379,7 +379,7 @@ class WorkerDialog(Part):
             self._outgoing.say(worker, farewell)
         self._forget(worker, Loss.CLOSING, now)
 
-    def dismiss(self, worker: Worker, now: float) -> Iterator[None]:
+    def drop_and_dismiss(self, worker: Worker, now: float) -> Iterator[None]:
         """Send away a worker because the broker closes, after dropping what it holds, one request at a time."""
         yield from self._endings.drop_held(worker.held.values())
         if self._directory.workers.get(worker.key) is worker:

@@ -343,7 +343,7 @@ class LinkDialog(Federation):
         else:
             self._admission.admit(request, own, user, now)
             return
-        self._registry.refuse(request)
+        self._registry.remember_end(request)
 
     def _authorise_passed(self, request: Request, name: str | None) -> tuple[Drop | None, Role]:
         """Write into the options of a request from another broker on whose behalf it is made, as this broker sees it.

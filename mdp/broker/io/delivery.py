@@ -69,7 +69,7 @@ class Delivery:
             log.warning("dropped a peer that does not read its messages")
             # Only with the connection does libzmq discard what it holds.
             sockets.at(identity).end(identity)
-            self._broker.gone(identity, now)
+            self._broker.give_up(identity, now)
         return bool(dropped)
 
     def _put(self, message: Message) -> int:
@@ -115,7 +115,7 @@ class Delivery:
             del self.gone[identity]
             self._sockets.at(identity).forget(identity)
             self.outbox.forget(identity)
-            self._broker.unreachable(identity, turn, now)
+            self._broker.disconnected(identity, turn, now)
         return bool(lost)
 
     def replaced(self, identity: bytes, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Commands of operators: limits of services, and requests to cancel (`mmi.limit`, `mmi.cancel`)."""
+"""Orders of operators: limits of services, and requests to cancel (`mmi.limit`, `mmi.cancel`)."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -15,8 +15,8 @@ MAX_NAMED: Final = 10_000
 """Maximum number of services whose limits are set by name."""
 
 
-class Control(Part):
-    """The commands of one broker's operators.
+class Orders(Part):
+    """The orders of one broker's operators.
 
     Limits by name win over those by pattern, from the access file, and both over those that workers declare.
     """

@@ -209,7 +209,7 @@ def address_in(sent):
 
 def a_client_goes(broker):
     turns.receive(broker, request(b"new", b"nobody"), 0)
-    return turns.gone(broker, b"new", 0)
+    return turns.give_up(broker, b"new", 0)
 
 
 def nothing_is_due(broker):

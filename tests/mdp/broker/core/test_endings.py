@@ -41,14 +41,14 @@ def waiting_in(broker, count=MANY, client=b"c", **settings):
 
 def client_leaves(broker):
     waiting_in(broker)
-    broker.unreachable(b"c", 0, 0)
+    broker.disconnected(b"c", 0, 0)
     return 0
 
 
 def client_with_running_requests_leaves(broker):
     feed(broker, ready(credit=MANY))
     waiting_in(broker)
-    broker.unreachable(b"c", 0, 0)
+    broker.disconnected(b"c", 0, 0)
     return 0
 
 
@@ -154,7 +154,7 @@ def test_others_are_served_while_a_client_ends():
     broker = new_broker()
     feed(broker, ready(b"v", b"other", credit=1))
     waiting_in(broker)
-    turns.gone(broker, b"c", 0)
+    turns.give_up(broker, b"c", 0)
     assert broker.work_left
     assert feed(broker, request(1, client=b"d", service=b"other")) == [work(1, b"v")]
     assert feed(broker, final(1, b"v")) == [answer(1, client=b"d")]
@@ -165,7 +165,7 @@ def test_a_client_that_comes_with_the_same_id_is_another_one():  # C39
     broker = new_broker()
     feed(broker, ready(credit=MANY + 1))
     waiting_in(broker)
-    turns.unreachable(broker, b"c", broker.turn, 0)
+    turns.disconnected(broker, b"c", broker.turn, 0)
     assert broker.work_left
     assert feed(broker, request(0)) == [work(MANY + 1)]
     held = [each for each in broker.directory.workers[b"w"].held.values() if not each.abandoned]
@@ -211,10 +211,10 @@ def test_whatever_ends_a_request_of_a_client_that_is_gone_is_for_nobody(reply):
     broker = new_broker()
     feed(broker, ready(credit=MANY))
     waiting_in(broker)
-    turns.gone(broker, b"c", 0)
+    turns.give_up(broker, b"c", 0)
     held = [each.address for each in broker.directory.workers[b"w"].held.values() if not each.abandoned]
     assert feed(broker, partial(held[0]), reply(held[0])) == []
-    assert turns.gone(broker, b"w", 0) == []
+    assert turns.give_up(broker, b"w", 0) == []
     while broker.work_left:
         assert turns.tick(broker, 0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: MANY}
@@ -242,7 +242,7 @@ def until_closed(broker):
 
 def test_a_worker_may_be_lost_while_it_is_sent_away():
     broker, sent = closing_with()
-    sent += told(turns.gone(broker, b"first", 0))
+    sent += told(turns.give_up(broker, b"first", 0))
     sent += until_closed(broker)
     assert sorted(each[2] for each in sent if each[1] == "ERROR") == list(range(2 * BOUND))
 
@@ -250,7 +250,7 @@ def test_a_worker_may_be_lost_while_it_is_sent_away():
 def test_what_comes_back_while_the_broker_closes_and_must_not_wait_ends_as_well():
     broker, _ = closing_with(b"second", b"third", wait=False)
     assert broker.directory.workers[b"second"].held
-    turns.gone(broker, b"second", 0)
+    turns.give_up(broker, b"second", 0)
     assert broker.registry.queued == 1
     sent = until_closed(broker)
     assert [each[3] for each in sent if each[1:3] == ("ERROR", 2 * BOUND)] == [502]
@@ -304,7 +304,7 @@ def test_what_it_cancels_again_and_again_takes_no_more_memory():
     assert [each.request.number for each in client.untold] == [0, 1]
 
 
-@pytest.mark.parametrize("lose", [turns.gone, lambda *given: turns.unreachable(given[0], given[1], 0, given[2])])
+@pytest.mark.parametrize("lose", [turns.give_up, lambda *given: turns.disconnected(given[0], given[1], 0, given[2])])
 def test_nobody_is_told_when_it_has_left(lose):
     broker = new_broker()
     waiting_in(broker, 3, ttl=5000)
@@ -324,7 +324,7 @@ def test_what_a_worker_still_holds_is_forgotten_with_a_client_that_was_not_told(
     broker.congested(b"c")
     feed(broker, cancel(1))
     broker.tick(2)
-    turns.unreachable(broker, b"c", 0, 2)
+    turns.disconnected(broker, b"c", 0, 2)
     everyone = broker.roles.everyone
     assert (broker.registry.numbered, everyone.request_bytes, everyone.accepted - everyone.ended) == ([], 0, 0)
     feed(broker, final(1), final(2), now=2)

@@ -56,7 +56,7 @@ def test_a_request_that_its_client_gave_up_runs_until_its_worker_is_done(end):
     broker = limited({"concurrency": 1})
     ask(broker, 1)
     ask(broker, 2, client=b"other")
-    sent = feed(broker, cancel(1)) if end == "cancel" else told(turns.unreachable(broker, b"c", 0, 0))
+    sent = feed(broker, cancel(1)) if end == "cancel" else told(turns.disconnected(broker, b"c", 0, 0))
     assert starts(sent) == []
     assert starts(feed(broker, final(1), now=0.1)) == [2]
 
@@ -185,14 +185,14 @@ def test_workers_that_declare_different_limits_have_the_strictest(caplog):
     groups = broker.directory.services[b"echo"].schedule.groups
     assert groups.limits.service == Limit(3, "10/s")
     assert "workers of service echo declare different limits" in caplog.text
-    broker.gone(b"v", 1)
+    broker.give_up(b"v", 1)
     assert groups.limits.service == Limit(5, "10/s")
 
 
 def test_the_limits_of_the_last_worker_stay_until_another_one_comes():
     broker = limited({"rate": "1/min"})
     ask(broker, 1)
-    turns.gone(broker, b"w", 1)
+    turns.give_up(broker, b"w", 1)
     feed(broker, ready(b"v", limits={"service": {"rate": "1/min"}}), now=2)
     assert starts(ask(broker, 2, client=b"d", now=3)) == []
     broker.receive(heartbeat(b"v"), 59)
@@ -203,7 +203,7 @@ def test_a_service_is_forgotten_once_its_limits_no_longer_matter():
     broker = limited({"rate": "60/min"}, {"rate": "30/min"})
     ask(broker, 1, group="a")
     feed(broker, final(1))
-    turns.gone(broker, b"w", 0)
+    turns.give_up(broker, b"w", 0)
     assert b"echo" in broker.directory.services
     tick(broker, 1.5)
     assert b"echo" in broker.directory.services
@@ -300,7 +300,7 @@ def test_those_of_a_client_that_is_gone_do_not_hold_up_its_group():
     ask(broker, 1, b"there", client=b"d", group="b")
     ask(broker, 1, b"gone", client=b"e", group="c")
     for client in (b"e", b"c"):  # the turn ends one request
-        broker.gone(client, 0)
+        broker.give_up(client, 0)
     assert bodies(feed(broker, ready(credit=9))) == [b"there"]
 
 
@@ -320,16 +320,16 @@ def test_what_may_not_be_passed_on_does_not_hold_up_another_group():
 def test_limits_by_name_are_limited_in_number(monkeypatch):
     monkeypatch.setattr("zmdp.mdp.broker.operators.orders.MAX_NAMED", 1)
     broker = new_broker()
-    assert broker.limit_service(b"echo", ServiceLimits(Limit(1)), 0)
-    assert not broker.limit_service(b"sum", ServiceLimits(Limit(1)), 0)
-    assert broker.limit_service(b"sum", None, 0)
+    assert broker.orders.limit_service(b"echo", ServiceLimits(Limit(1)), 0)
+    assert not broker.orders.limit_service(b"sum", ServiceLimits(Limit(1)), 0)
+    assert broker.orders.limit_service(b"sum", None, 0)
 
 
 def test_a_service_that_made_way_is_not_woken():
     broker = limited({"rate": "1/s"}, max_services=1)
     ask(broker, 1)
     feed(broker, final(1))
-    turns.gone(broker, b"w", 0)
+    turns.give_up(broker, b"w", 0)
     feed(broker, ready(b"v", b"other"))
     broker.receive(heartbeat(b"v"), 2)
     tick(broker, 2)
@@ -390,7 +390,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_stays_behind(seed):
             alive.discard(name)
             for address in [address for address, (worker, _) in held.items() if worker == name]:
                 del held[address]
-            note(told(turns.gone(broker, name, now)))
+            note(told(turns.give_up(broker, name, now)))
 
     step("join")
     for _ in range(300):
@@ -411,7 +411,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_stays_behind(seed):
         assert begun[last] - begun[first] >= (last - first - burst + 1) * interval - 1e-6
     assert len(begun) > 3
     for name in sorted(alive):
-        turns.gone(broker, name, now)
+        turns.give_up(broker, name, now)
     now += 100
     turns.tick(broker, now)
     turns.tick(broker, now)

@@ -44,7 +44,7 @@ def test_it_grants_probes_loses_drains_and_closes(broker):
     broker.probe(b"c", 0)
     assert broker.take_messages()
     broker.drain(0)
-    broker.unreachable(b"c", 0, 0)
+    broker.disconnected(b"c", 0, 0)
     broker.close(0)
     broker.take_messages()
     assert broker.closed

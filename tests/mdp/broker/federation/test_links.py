@@ -104,7 +104,7 @@ class Mesh:
         self.sent = {each: [] for each in self.brokers}
         for end, at in ((name, identity), (other, there)):
             if end in self.brokers:
-                self.route(end, turns.unreachable(self.brokers[end], at, self.brokers[end].turn, self.now))
+                self.route(end, turns.disconnected(self.brokers[end], at, self.brokers[end].turn, self.now))
         return self.sent
 
     def wait(self, seconds=0.1):
@@ -236,7 +236,7 @@ def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together()
         ((name, worker),) = [(name, worker) for name in "bc" for worker in (b"w1", b"w2") if work(sent[name], worker)]
         mesh.sent = sent = {each: [] for each in mesh.brokers}
         turn = mesh[name].turn
-        mesh.route(name, turns.unreachable(mesh[name], worker, turn, mesh.now))
+        mesh.route(name, turns.disconnected(mesh[name], worker, turn, mesh.now))
         died += 1
     assert died == 3
     assert sent["a"] == [error(502, "its worker was lost, and this was attempt 3 of 3 (max_attempts)")]
@@ -361,7 +361,7 @@ def test_a_new_connection_of_a_link_replaces_the_old_one():
     mesh = pair()
     mesh.receive("b", request(service=b"other"))
     (there,) = mesh["b"].federation.links.by_identity
-    mesh.route("a", turns.unreachable(mesh["a"], mesh.identity, mesh["a"].turn, mesh.now))  # b has not noticed yet
+    mesh.route("a", turns.disconnected(mesh["a"], mesh.identity, mesh["a"].turn, mesh.now))  # b has not noticed yet
     mesh.now += 1
     mesh.open("a", mesh.identity, "b")
     mesh.wait()
@@ -591,7 +591,7 @@ class Other:
 
     def lose(self):
         """End the connection of the link."""
-        return self._split(turns.unreachable(self.broker, b"x", self.broker.turn, self.now))
+        return self._split(turns.disconnected(self.broker, b"x", self.broker.turn, self.now))
 
     def wait(self, seconds=0.1):
         self.now += seconds
@@ -1300,7 +1300,7 @@ def test_a_question_that_comes_back_does_not_cut_off_the_broker_that_returned_it
     (there,) = (identity for identity, link in mesh["r"].federation.links.by_identity.items() if link.name == "b")
     del mesh._ends["r", there]  # so that the question is on its way when the link breaks
     mesh.receive("a", request(service=b"mmi.describe", body=b"echo"))
-    mesh.route("r", turns.unreachable(mesh["r"], there, mesh["r"].turn, mesh.now))
+    mesh.route("r", turns.disconnected(mesh["r"], there, mesh["r"].turn, mesh.now))
     assert mesh["a"].registry.queued == 1  # r has returned it
     sent = [*mesh.wait()["a"], *mesh.wait()["a"]]
     assert sent == [answer(body=b"404")]

@@ -285,9 +285,9 @@ def test_a_tail_tells_of_workers_that_were_lost(world):
     tail = world.tail()["tail"]
     world.after(0, ready(), request(options=b'{"wait":false}'))
     world.now += 1
-    turns.unreachable(world.broker, b"w", 100, world.now)
+    turns.disconnected(world.broker, b"w", 100, world.now)
     world.after(1, request(2, client=b"gone"))
-    turns.unreachable(world.broker, b"gone", 100, world.now)
+    turns.disconnected(world.broker, b"gone", 100, world.now)
     lost, gone = world.tail(tail=tail)["requests"]
     assert (lost["outcome"], lost["worker"], lost["worker_seconds"]) == ("502", 1, 1.0)
     assert (gone["outcome"], gone["worker"], gone["worker_seconds"]) == ("client-gone", None, None)
@@ -432,7 +432,7 @@ def test_failures_tell_the_last_errors(world):
 def test_requests_that_their_clients_gave_up_have_not_failed(world):
     world.after(0, ready(), request(0), request(1))
     world.after(1, cancel(0))
-    turns.gone(world.broker, b"c", world.now)
+    turns.give_up(world.broker, b"c", world.now)
     assert world.json(b"mmi.failures")["failures"] == []
 
 
