@@ -6,8 +6,8 @@
     mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
-    mmi.describe  name           JSON: what workers say of a service; 404 if there is none that the client may know of
-    mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
+    mmi.describe  name           JSON: the descriptions of a service by its workers; 404 if the client may know of none
+    mmi.metrics   [name]         JSON: the counts of each service whose name is greater, and of each role
     mmi.requests  [service]      JSON: requests that wait or that workers hold; without as many as a second frame says
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
     mmi.limit     name [JSON]    JSON: the limits of a service, which are replaced by those in the second frame, if any
@@ -16,8 +16,8 @@
 
 An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
 `MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module only reads
-the broker's state; the broker itself cancels requests, sets limits, and remembers what a tail has
-shown.
+the broker's state; the broker itself cancels requests, sets limits, and remembers the rows that a
+tail has shown.
 """
 
 from __future__ import annotations

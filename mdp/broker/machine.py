@@ -84,7 +84,7 @@ class Broker:
         self._endings = Endings(state, self._requests)
         self._clients = ClientDialog(state, self.federation, self._requests, self._endings, admission)
         self._workers = WorkerDialog(state, self._requests, self._endings)
-        # What is due, in the order in which it is done.
+        # Tasks, in the order in which they are done when due.
         self._workers.beats.alarm = state.alarms.add(self._workers.tick)
         if links is not None:
             links.join(self._requests, self._endings, admission)
@@ -96,7 +96,7 @@ class Broker:
         """When the shell last told something."""
         self._rests_until = -math.inf
         """When the next `tick` may be due, after one that failed."""
-        # What is looked at for each message.
+        # Looked at for each message.
         self._opening, self._linked = self.federation.opening, self.federation.linked
         self._announcing = self.federation.announcing
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
@@ -104,12 +104,12 @@ class Broker:
     def _answer(self, request: Request, user: Role, now: float) -> list[bytes]:
         return answers.answer(request.service.name, list(request.body), self, now, user.sees)
 
-    # ── what the shell tells ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── reports of the shell ─────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, message: Message, now: float, role: Role | None = None) -> None:
         """Take in `message`, which came from the peer whose routing id is its first frame, under that role.
 
-        Without access control there is no role: everybody may do everything.
+        Without access control there is no role: every peer may do everything.
         """
         self._now = now
         if role is None:
@@ -127,7 +127,7 @@ class Broker:
                 self._workers.receive_batch(message, command, role, now)
             else:
                 self.federation.receive(message, command, role, now)
-        except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
+        except Exception:  # noqa: BLE001 - a bug: one message must not end the broker
             self._failed(now)
 
     def receive_pirate(
@@ -152,7 +152,7 @@ class Broker:
             self._workers.receive(command, role, now)
 
     def tick(self, now: float, read_until: float | None = None) -> None:
-        """Do what is due: send heartbeats, and end what is silent, has expired, or is to be tried again.
+        """Do what is due: send heartbeats, lose silent peers, end expired requests, open links.
 
         All input that had arrived at the time `read_until` has been taken in; by default, all that has arrived yet.  A
         worker is silent only if it was silent until then.
@@ -182,7 +182,7 @@ class Broker:
     def disconnected(self, identity: bytes, turn: int, now: float) -> None:
         """Record that the peer with that routing id is no longer connected.
 
-        The peer has received nothing of what was sent in `turn` and since.
+        The peer has received no message that was sent in `turn` or later.
         """
         self._now = now
         self._workers.disconnected(identity, turn)
@@ -192,7 +192,7 @@ class Broker:
     def replaced(self, identity: bytes, turn: int, now: float) -> None:
         """Record, before its first message is taken in, that another peer has that routing id from now on (C39).
 
-        The one before has received nothing of what was sent in `turn` and since.
+        The one before has received no message that was sent in `turn` or later.
         """
         self._state.outgoing.discard(identity)
         self.disconnected(identity, turn, now)
@@ -229,12 +229,12 @@ class Broker:
         self._workers.probe(identity, now)
         self._clients.probe(identity)
 
-    # ── what the shell is to do ──────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks of the shell ───────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def turn(self) -> int:
         """The number of the current turn."""
-        return self._requests.turn
+        return self._state.turn
 
     @property
     def work_left(self) -> bool:
@@ -250,11 +250,10 @@ class Broker:
         if self.directory.unsettled or self._endings:
             self._resuming.set(self._now)
         self._state.end_turn()
-        self._requests.end_turn()
         return self._state.outgoing.take()
 
     def take_events(self) -> list[Event]:
-        """Return what else is to be done, once the messages are sent."""
+        """Return the other tasks of the shell, to do after it has sent the messages."""
         return self._state.outgoing.take_events()
 
     def _settle(self, now: float) -> None:
@@ -288,7 +287,7 @@ class Broker:
         text = "internal error, please report this bug:\n%s"
         self._state.journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
 
-    # ── what operators ask for ───────────────────────────────────────────────────────────────────────────────────────
+    # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def grant(self, permissions: Mapping[str, Permissions], now: float) -> None:
         """Replace the permissions of all roles, and disconnect workers that may no longer offer their service.
@@ -312,7 +311,7 @@ class Broker:
         and no request waits for its service; if it has no credit, when a HEARTBEAT would be due.
         """
         self._now = now
-        self._state.drain()
+        self._state.draining = True
         self.federation.drain()
         self._clients.drain()
         for service in list(self.directory.services.values()):
@@ -341,7 +340,7 @@ class Broker:
         """Begin to end all requests, X1 clients' with an ERROR, and send every worker away; `closed` tells when it is
         done."""
         self._now = now
-        self._state.close()
+        self._state.closing = True
         self._endings.add(self._closing(), now)
 
     def _closing(self) -> Iterator[None]:

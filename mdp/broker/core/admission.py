@@ -26,7 +26,6 @@ class Admission(Part):
         self._requests = requests
         self._answer = answer
         limits = state.limits
-        # Copies of the limits, which are checked for each request.
         self._max_queue, self._max_bytes = limits.max_queue, limits.max_request_bytes
         self._max_services, self._max_unserved = limits.max_services, limits.max_unserved
 
@@ -85,8 +84,7 @@ class Admission(Part):
         if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
         charge = request.charge if client.requests else request.charge + client.charge
-        alone = not self._directory.proxies and isinstance(client.key, bytes)
-        used = client.request_bytes if alone else registry.used_by(client)
+        used = registry.used_by(client)
         if registry.request_bytes + used + charge > self._max_bytes:
             return Drop.MEMORY_FULL
         if role.request_bytes + charge > role.max_request_bytes:
@@ -95,7 +93,7 @@ class Admission(Part):
         if schedule.groups is not None or request.options.group:
             return self._refusal_in_group(request, waiting, now)
         way = request.way
-        # What is not passed on to every other broker cannot count on the credit there.
+        # A request that may not go to every other broker cannot count on the credit there.
         anywhere = not client.is_broker and (way is None or not way.pinned)
         if waiting < (service.room if anywhere else schedule.capacity):
             return None

@@ -23,13 +23,13 @@ MAX_GIVEN_UP: Final = 5000
 class GivenUp:
     """Peers that did not keep up and so missed messages.
 
-    Since it is not answered, an X1 client considers the broker dead, reconnects, and resends what is outstanding.
+    Since it is not answered, an X1 client considers the broker dead, reconnects, and resends its outstanding requests.
     A proxy stands for all peers behind it.
     """
 
     def __init__(self) -> None:
         self._until: dict[PeerKey, float] = {}
-        """Until when each client that was given up is not answered; the latest last."""
+        """The time up to which each client that was given up is not answered; the latest last."""
 
     def __len__(self) -> int:
         return len(self._until)
@@ -72,7 +72,7 @@ class ClientDialog(Part):
         self._admission = admission
         self._given_up = GivenUp()
 
-    # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── commands of clients ──────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, command: wire.Request, role: Role, now: float) -> None:
         """Take in a request that is a message of its own, as in every dialect but X1."""
@@ -162,12 +162,12 @@ class ClientDialog(Part):
     def _heartbeat(self, client: Client) -> None:
         """Answer a HEARTBEAT."""
         self._stats.heartbeats += 1
-        # A broker that has just started waits until what other brokers offer can be reached.
+        # A broker that has just started waits until the services of other brokers can be reached.
         away = self._state.draining or self._federation.incomplete
         answer = wire.disconnect if away else wire.heartbeat
         self._outgoing.say(client, answer(client.route, wire.CX1))
 
-    # ── what else happens to clients ─────────────────────────────────────────────────────────────────────────────────
+    # ── reports of the machine ───────────────────────────────────────────────────────────────────────────────────────
 
     def probe(self, identity: bytes) -> None:
         """Send a HEARTBEAT to the clients behind that routing id that wait for a reply."""

@@ -73,7 +73,7 @@ class Directory:
             self.unsettled.append(service)
 
     def _count_by_name(self, service: Service) -> None:
-        """Count what happens at `service` under its name.
+        """Count the requests for `service` under its name.
 
         Before it has had a worker, its name may be anything that clients have made up, so counts by name could grow
         without limit.
@@ -154,7 +154,7 @@ class Directory:
                 self.touch(service)
 
     def wake(self, now: float) -> None:
-        """Look again at what limits may let start now."""
+        """Look again at services whose limits may let requests start now."""
         for gate in self.throttling.wakes.pop_due(now):
             self._wake(gate, now)
 
@@ -166,7 +166,7 @@ class Directory:
         if service is not None and service.schedule.groups is groups:
             self.touch(service)
 
-    # ── clients ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def client(self, route: Route, role: Role) -> Client:
         """Return the client with that route; a new one, of `role`, is known once a request of it is accepted."""
@@ -184,7 +184,7 @@ class Directory:
             client.proxy = self.proxies[client.key[0]]
 
     def lose_client(self, client: Client) -> None:
-        """Record that a client is no longer connected: whoever has its key next is another client."""
+        """Record that a client is no longer connected: the next one with its key is another client."""
         client.gone = True
         if self.clients.get(client.key) is client:
             del self.clients[client.key]
@@ -196,7 +196,7 @@ class Directory:
             del self.clients[client.key]
             self._remove_behind(client.key)
 
-    # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_worker(self, worker: Worker, now: float, about: bytes = EMPTY) -> None:
         """Register a worker, which says this of its service."""
@@ -264,7 +264,7 @@ class Directory:
             remote.decide()
             self._update(remote)
 
-    # ── what other brokers offer ─────────────────────────────────────────────────────────────────────────────────────
+    # ── services of other brokers ────────────────────────────────────────────────────────────────────────────────────
 
     def add_remote(self, remote: Remote) -> None:
         """Record that a service can be reached through another broker; its credit is set with `update_remote`."""
@@ -276,7 +276,7 @@ class Directory:
             self._count_by_name(service)
 
     def update_remote(self, remote: Remote, credit: int, free: int, hops: int) -> None:
-        """Record what the other broker has announced."""
+        """Record an announcement of the other broker."""
         remote.announced(credit, free, hops)
         self._update(remote)
 
@@ -291,7 +291,7 @@ class Directory:
             if not service.workers and service.name in self.services:
                 self.unserved[service] = None  # until its requests have ended
 
-    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def workers_at(self, identity: bytes) -> list[Worker]:
         """Return the workers whose messages come from the connection with that routing id."""
@@ -319,7 +319,7 @@ class Directory:
 
 
 class Abouts:
-    """What the workers of each service say of it; those that are leaving do not count."""
+    """The descriptions of each service by its workers; those that are leaving do not count."""
 
     def __init__(self, max_bytes: int = MAX_ABOUTS_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -327,7 +327,7 @@ class Abouts:
         self._size = 0
 
     def of(self, service: bytes) -> list[About]:
-        """Return what is said of a service, first what most workers say."""
+        """Return the descriptions of a service, that of the most workers first."""
         return sorted(self._by_service.get(service, {}).values(), key=_rank)
 
     def add(self, service: bytes, text: bytes) -> About | None:

@@ -1,8 +1,8 @@
 """Requests that end together: so many in each turn, so that others are served meanwhile.
 
-What ends at once may be a million requests: those of a client that has left, those that were not to wait for another
+A million requests may end at once: those of a client that has left, those that were not to wait for another
 worker, all of them when the broker closes.  Each such event is a *job*, which ends one request at a time; jobs take
-turns, and what a turn leaves over goes on in the next.
+turns, and the next turn goes on with the rest.
 
 The ERRORs follow the pace at which a client reads.  While messages for it pile up, its requests end, but stay
 registered, and it is told later: so no client that reads is dropped because its own requests have ended.
@@ -30,7 +30,7 @@ class Endings(Part):
         self._now = 0.0
 
     def __bool__(self) -> bool:
-        """Whether jobs are left.  What waits until a client reads is not one."""
+        """Whether jobs are left.  Those that wait until a client reads do not count."""
         return bool(self._jobs)
 
     def add(self, job: Iterator[None], now: float) -> None:
@@ -91,7 +91,7 @@ class Endings(Part):
             request = attempt.request
             if request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
                 if request.number is None:
-                    self._registry.drop(request, self._now)  # nobody is told
+                    self._registry.drop(request, self._now)  # its client is not told
                 else:
                     self._requests.drop(request, Drop.CLOSING, self._now)
             yield

@@ -18,7 +18,7 @@ WORKER_LINES: Final = 200
 PERIOD: Final = 10.0
 """Length of a period, in seconds."""
 Fields = Callable[[], Mapping[str, Any]] | None
-"""Returns what a log line is about, by the names in docs/how-to/operations.md."""
+"""Returns the fields of a log line, by the names in docs/how-to/operations.md."""
 
 
 class Refusal(StrEnum):
@@ -70,7 +70,7 @@ class Stats:
     disconnected: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     connections: Counter[str] = field(default_factory=Counter)
-    """What became of connections, counted by `connections` and `zap`, not by the machine."""
+    """The ends of connections and handshakes, counted by the broker's io, not by the machine."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by name, ready for JSON."""
@@ -105,7 +105,7 @@ class Journal:
     ) -> None:
         """Log `text % values`, unless `lines` of this `kind` were logged in the period; bytes go through `show`.
 
-        `fields` returns what the line is about, by name; it is only called if the line is logged.
+        `fields` returns the fields of the line, by name; it is only called if the line is logged.
         The number of kinds is not bounded here: a kind must not contain anything that comes from a peer.
         """
         period = self._periods.get(kind)

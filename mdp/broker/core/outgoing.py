@@ -1,4 +1,4 @@
-"""What one turn of the broker sends, everything for one X1 peer in a batch, and what it asks of the shell."""
+"""The messages that one turn of the broker sends, one batch for each X1 peer, and the tasks of the shell."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ Event = tuple[Any, ...]
 
 
 class WorkerForgotten(NamedTuple):
-    """Discard what waits for a worker of that route, unless it was sent in `turn` or later.
+    """Discard the messages that wait for a worker of that route, unless they were sent in `turn` or later.
 
     Nothing is sent to a worker after its DISCONNECT (C16).
     """
@@ -47,7 +47,7 @@ class Outgoing:
         self._events.append(event)
 
     def take_events(self) -> list[Event]:
-        """Return what the shell is to do, once the messages are sent."""
+        """Return the tasks of the shell, to do after it has sent the messages."""
         events, self._events = self._events, []
         return events
 
@@ -56,7 +56,7 @@ class Outgoing:
         self._messages.append(message)
 
     def say(self, peer: Client | Worker, message: Message) -> None:
-        """Send a message, after what the peer's open batch contains so far."""
+        """Send a message, after the commands that the peer's open batch contains so far."""
         peer.batch = None
         self._messages.append(message)
 
@@ -100,7 +100,7 @@ class Outgoing:
         self.batch_for(client, client.route, wire.WL1).signal(x1.WORKER_RELEASE, number)
 
     def discard(self, identity: bytes) -> None:
-        """Send nothing of what the turn has so far to the peers with that routing id."""
+        """Send none of the turn's messages so far to the peers with that routing id."""
         self._messages = [message for message in self.take() if message[0] != identity]
 
     def take(self) -> list[Message]:

@@ -152,7 +152,6 @@ class Request(QueuedRequest):
         "accepted", "arrived", "attempt", "body", "charge", "client", "deadline", "delimited", "handed", "header",
         "number", "queued", "service", "size", "tag", "way",
     )  # fmt: skip
-    # Declared here, since in `__init__` even a declaration takes instructions.
     accepted: float
     """When it was accepted."""
     tag: str
@@ -170,11 +169,7 @@ class Request(QueuedRequest):
         options: Options = NO_OPTIONS,
         deadline: float = NEVER,
     ) -> None:
-        self.before = None
-        self.after = None
-        self.bucket = None
-        self.sooner = None
-        self.later = None
+        super().__init__()
         self.client = client
         self.header = header
         self.service = service
@@ -196,14 +191,14 @@ class Request(QueuedRequest):
         """Number of workers that received it and did not release it."""
         self.attempts = 0
         self.way: Way | None = None
-        """What there is to know about its way over several brokers; None if nothing yet."""
+        """Its way over several brokers; None if nothing is known of it yet."""
         size = size_of(body)
         self.size = size
         """Bytes of its body."""
         self.charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size + len(options.raw)
         if options.group:
             self.charge += GROUP_OVERHEAD
-        """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
+        """Bytes charged for it while it is outstanding: its memory, rounded up (C40)."""
 
     def sign(self, signature: bytes) -> None:
         """Write into its options on whose behalf it is made."""
@@ -278,7 +273,7 @@ class Attempt:
         """Whether the worker had been silent for so long that it may have been dead already: then the request is not
         blamed for its death."""
         self.group: Group[Request] | None = None
-        """The group that counts it while it runs here; None if nobody does."""
+        """The group that counts it while it runs here, or None."""
         self.streamed = False
         """Whether a PARTIAL has been sent to the client, so that no other worker can be given the request (C17)."""
         self.collected: Collected | None = None
@@ -292,7 +287,7 @@ class Attempt:
 
 
 class Untold:
-    """A request that has ended, and what its client is to be told."""
+    """A request that has ended, and why, until its client is told."""
 
     __slots__ = ("attempt", "reason", "request", "text")
 
@@ -305,7 +300,7 @@ class Untold:
 
 
 class About:
-    """What some workers of a service say of it: the same text is kept once."""
+    """A description of a service by some of its workers: the same text is kept once."""
 
     __slots__ = ("text", "workers")
 
@@ -349,7 +344,7 @@ class Worker(ScheduledWorker):
         self.pid = 0
         self.version = ""
         self.about: About | None = None
-        """What it says of its service; None if it says nothing, or the broker has no room for it."""
+        """Its description of its service; None if it gives none, or the broker has no room for it."""
         self.limits = NO_LIMITS
         """The limits that it declares for its service."""
         self.dialect = False
@@ -361,7 +356,7 @@ class Worker(ScheduledWorker):
         self.busy_seconds = 0.0
         """How long it held the requests that it has answered, all together."""
         self.gives_up = EMPTY
-        """Why it will not finish what it holds, if its DISCONNECT says so."""
+        """Why it will not finish the requests that it holds, if its DISCONNECT says so."""
         self.batch: Any = None
         """The open batch of commands to it, which is sent at the end of the broker's turn."""
         self.unreached_from = -1
@@ -369,7 +364,7 @@ class Worker(ScheduledWorker):
         self.oversized_reply_at: float | None = None
         """When it sent a FINAL over the limits, if it has not sent a valid one since (0.2, 0.1)."""
         self.misaddressed = 0
-        """Replies to what cannot be an address of this broker, since it was given a request last."""
+        """Replies to addresses that this broker cannot have given, since it was given a request last."""
         self.since = now
         self.last_seen = now
         self.last_sent = now
@@ -520,39 +515,30 @@ class Service:
         return not request.pinned and any(remote.may_take(request) for remote in self.remotes)
 
     def next_remote(self, request: Request) -> Remote | None:
-        """Return where to pass `request` on to, or None.
-
-        That is over the fewest links, and among those, to where most credit is free (C44).
-        """
-        best: Remote | None = None
-        if request.pinned:
-            return None
-        for remote in self.remotes:
-            if (
-                remote.free
-                and remote.takes_more
-                and remote.may_take(request)
-                and (best is None or remote.precedes(best))
-            ):
-                best = remote
-        return best
+        """Return where to pass `request` on to, or None."""
+        return None if request.pinned else self._nearest(request, ())
 
     def next_remote_pair(self, now: float) -> tuple[Request, Remote] | None:
         """Remove the next request that can be passed on from its queue; return it with where it goes, or None."""
         tried: list[Remote] = []
-        while True:
-            best: Remote | None = None
-            for remote in self.remotes:
-                if (
-                    remote.free
-                    and remote.takes_more
-                    and remote not in tried
-                    and (best is None or remote.precedes(best))
-                ):
-                    best = remote
-            if best is None:
-                return None
-            request = self.schedule.take_for(best.may_take, now)
+        while (remote := self._nearest(None, tried)) is not None:
+            request = self.schedule.take_for(remote.may_take, now)
             if request is not None:
-                return request, best
-            tried.append(best)
+                return request, remote
+            tried.append(remote)
+        return None
+
+    def _nearest(self, request: Request | None, tried: Sequence[Remote]) -> Remote | None:
+        """Return the remote workers that may be given a request, or this one: over the fewest links, and among those,
+        where most credit is free (C44)."""
+        best: Remote | None = None
+        for remote in self.remotes:
+            if (
+                remote.free
+                and remote.takes_more
+                and remote not in tried
+                and (request is None or remote.may_take(request))
+                and (best is None or remote.precedes(best))
+            ):
+                best = remote
+        return best

@@ -50,7 +50,7 @@ class Registry:
         self._ended: set[tuple[PeerKey, int]] = set()
         self._ended_before: set[tuple[PeerKey, int]] = set()
 
-    # ── from acceptance to the end ────────────────────────────────────────────────────────────────────────────────────
+    # ── from acceptance to the end ───────────────────────────────────────────────────────────────────────────────────
 
     def accept(self, request: Request, now: float) -> None:
         """Take in a new request: its client is known and its number is in use from now on.
@@ -73,7 +73,7 @@ class Registry:
             request.arrived = True
             service.arrived.append(request)
             self.directory.touch(service)
-        else:  # queued at once, so that its bytes count against what comes next
+        else:  # queued at once, so that its bytes count against the next requests
             self._queue_arrived(service, now)
             self.enqueue(request, now)
 
@@ -151,7 +151,7 @@ class Registry:
     def take_next(self, service: Service, now: float) -> tuple[Request, Worker] | None:
         """Take the next request of `service` out of its queue; return it with its worker, or None if none can go.
 
-        Local workers come first, then other brokers.  What arrived in this turn is queued before (C20).
+        Local workers come first, then other brokers.  Requests that arrived in this turn are queued before (C20).
         """
         if service.arrived:
             self._queue_arrived(service, now)
@@ -216,7 +216,7 @@ class Registry:
             self.finished.append(worker)
 
     def remove_worker(self, worker: Worker, now: float, *, silent: bool = False) -> list[Attempt]:
-        """Forget a worker, which may have been `silent`; return what it held, which is released."""
+        """Forget a worker, which may have been `silent`; return the requests that it held, which are released."""
         attempts = list(worker.held.values())
         for attempt in attempts:
             self._detach(attempt)

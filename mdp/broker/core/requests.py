@@ -1,6 +1,6 @@
 """The life of accepted requests: they are dispatched, answered, placed again, and dropped.
 
-The dialogs say what peers have said; the registry keeps the books.
+The dialogs call it for each command of a peer; the registry keeps the books.
 """
 
 import logging
@@ -16,7 +16,7 @@ from ...wire.names import show
 from .drops import REPORTS, Drop
 from .records import Attempt, Client, Collected, Remote, Request, Service, Untold, Worker
 from .scheduling.groups import MAX_GROUPS
-from .service_metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
+from .service_metrics import OK, bucket_of
 from .state import Federation, Observer, Part, State
 
 MS_PER_SECOND: Final = 1000
@@ -30,8 +30,6 @@ class Requests(Part):
     def __init__(self, state: State, federation: Federation, observer: Observer) -> None:
         super().__init__(state)
         limits = state.limits
-        self.turn = 0
-        """The number of the broker's current turn.  Only `end_turn` changes it."""
         self.next_address = state.first_address
         """The address of the next dispatch."""
         self._federation = federation
@@ -43,11 +41,7 @@ class Requests(Part):
         # given now is not to blame for it.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
 
-    def end_turn(self) -> None:
-        """Begin the next turn."""
-        self.turn += 1
-
-    # ── dispatching ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, service: Service, now: float) -> bool:
         """Dispatch the requests of a service, as far as workers have credit, here or at other brokers.
@@ -61,7 +55,7 @@ class Requests(Part):
         return self._dispatch_waiting(service, now)
 
     def _dispatch_arrived(self, service: Service, now: float) -> None:
-        """Dispatch what has arrived in this turn.  There is credit for all, so the order of clients does not matter."""
+        """Dispatch the requests of this turn.  There is credit for all, so the order of clients does not matter."""
         registry, schedule = self._registry, service.schedule
         arrived = registry.take_arrived(service)
         taken = 0
@@ -73,7 +67,7 @@ class Requests(Part):
                     self._dispatch(worker, request, now)
                 elif (remote := service.next_remote(request)) is not None:
                     self._federation.pass_on(remote, request, now)
-                else:  # what other brokers can take may not come from there
+                else:  # the credit of other brokers is not for their own requests
                     registry.enqueue(request, now)
         except Exception:
             registry.put_back(service, arrived[taken:])
@@ -81,7 +75,7 @@ class Requests(Part):
             raise
 
     def _dispatch_waiting(self, service: Service, now: float) -> bool:
-        """Dispatch what waits, local workers first, as far as the turn may.  Return whether all is done."""
+        """Dispatch waiting requests, to local workers first, as many as a turn may.  Return whether all is done."""
         registry, work = self._registry, self._dispatching
         request: Request | None = None
         try:
@@ -124,7 +118,7 @@ class Requests(Part):
         self.next_address += 1
         # Simple Pirates send no heartbeats: their silence says nothing.
         doubtful = now - worker.last_seen > self._doubtful_after and worker.header != wire.WSP
-        self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
+        self._registry.assign(request, worker, address, self._state.turn, now, doubtful=doubtful)
         worker.given(now)
         if worker.header == wire.WX1:
             records = self._outgoing.batch_for(worker, worker.route, wire.WX1)
@@ -133,7 +127,7 @@ class Requests(Part):
             message = wire.request_to_worker(worker.route, worker.header, address, request.body)
             self._outgoing.say(worker, message)
 
-    # ── what workers and other brokers answer ─────────────────────────────────────────────────────────────────────────
+    # ── answers of workers and other brokers ─────────────────────────────────────────────────────────────────────────
 
     def replied(self, attempt: Attempt, command: wire.Reply, now: float) -> None:
         """Pass a PARTIAL or FINAL on to the client."""
@@ -171,13 +165,7 @@ class Requests(Part):
         self._outgoing.reply(request, True, body)
         metrics = request.service.metrics
         metrics.reply_bytes += size_of(body)
-        times = metrics.at_worker
-        ticks = int(seconds * TICKS_PER_SECOND)
-        if ticks < TICKS_PER_SECOND:  # as below, without two calls
-            times.buckets[BUCKETS[ticks]] += 1
-            times.total += seconds
-        else:
-            times.add(bucket_of(seconds), seconds)
+        metrics.at_worker.add(bucket_of(seconds), seconds)
         if self._observer.active:
             self._observer.ended(request, attempt, OK, now)
         self._registry.drop(request, now)
@@ -187,7 +175,7 @@ class Requests(Part):
         registry, client = self._registry, attempt.request.client
         if not self._fits(registry.collect(attempt, body)):
             return Drop.REPLY_TOO_LARGE
-        # As `Admission` limits what a client's requests take.
+        # As `Admission` limits the memory of a client's requests.
         if registry.request_bytes + registry.used_by(client) > self._limits.max_request_bytes:
             return Drop.MEMORY_FULL
         return Drop.ROLE_MEMORY_FULL if client.role.request_bytes > client.role.max_request_bytes else None
@@ -245,7 +233,7 @@ class Requests(Part):
             request.service.metrics.redispatched += 1
             self._registry.enqueue(request, now, front=True)
 
-    # ── the end of a request ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
     def drop(self, request: Request, reason: Drop, now: float) -> None:
         """Drop a request wherever it is, unless it has ended.

@@ -1,7 +1,7 @@
-"""What each role may do, and what the broker holds for it (C45).
+"""The permissions of each role, and the requests that the broker holds for it (C45).
 
 Every message reaches the machine with the role of its connection's key.  Peers and their requests belong to the role
-that created them; what another role says about them is dropped.
+that created them; messages of another role about them are dropped.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ NO_LIMIT: Final = 1 << 60
 MAX_REMEMBERED: Final = 1000
 """Maximum number of service names per role whose permission is remembered."""
 ASKED_BY_SERVICE: Final = frozenset({b"mmi.service", b"mmi.services", DESCRIBE})
-"""What `mmi = "service"` allows."""
+"""The names that `mmi = "service"` allows."""
 ADMINS_ONLY: Final = frozenset({b"mmi.cancel", b"mmi.failures", b"mmi.limit", b"mmi.tail"})
-"""What only roles with `admin` may ask."""
+"""The names that only roles with `admin` may ask."""
 
 
 class Role:
-    """One role: its permissions, and what its connections use of the broker.
+    """One role: its permissions, and the resources that its connections use.
 
-    Without `permissions` it may do everything, as everybody may at a broker without access control.
+    Without `permissions` it may do everything, as every peer may at a broker without access control.
     """
 
     def __init__(self, name: str = "", permissions: Permissions | None = None) -> None:
@@ -43,7 +43,7 @@ class Role:
         self.link = True
         """Whether its connections may be links to other brokers."""
         self.signature = b""
-        """What the broker adds to the options of its requests: members of a JSON object that tell workers who asks."""
+        """Members of a JSON object that the broker adds to the options of its requests: they tell workers who asks."""
         self.max_outstanding = NO_LIMIT
         self.max_queued = NO_LIMIT
         self.max_request_bytes = NO_LIMIT

@@ -1,4 +1,4 @@
-"""What the broker counts for each service: requests, times, bytes (`mmi.metrics`, docs/how-to/operations.md).
+"""Counts of each service: requests, times, bytes (`mmi.metrics`, docs/how-to/operations.md).
 
 The counts of a service outlive it, so that the totals never decrease: those of the services that were forgotten last
 are kept by name, those of all others in `Metrics.others`.
@@ -15,11 +15,6 @@ BOUNDS: list[float] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ]  # fmt: skip
 """Upper bounds of the buckets of a histogram, in seconds, themselves not included.  The last bucket has none."""
-TICKS_PER_SECOND: Final = 2000
-"""Resolution of `BUCKETS`: all bounds are multiples of half a millisecond."""
-BUCKETS: Final[bytes] = bytes(bisect_right(BOUNDS, tick / TICKS_PER_SECOND) for tick in range(TICKS_PER_SECOND))
-"""The bucket of each time below a second, in ticks: one look-up, where a search of `BOUNDS` would take more processor
-time than everything else that is counted for a request."""
 MAX_FORGOTTEN: Final = 1000
 """Services that are gone and whose counts are still kept by name."""
 MAX_CODES: Final = 32
@@ -30,8 +25,7 @@ OK: Final = "ok"
 
 def bucket_of(seconds: float) -> int:
     """Return the bucket of a time."""
-    ticks = int(seconds * TICKS_PER_SECOND)
-    return BUCKETS[ticks] if ticks < TICKS_PER_SECOND else bisect_right(BOUNDS, seconds)
+    return bisect_right(BOUNDS, seconds)
 
 
 def no_times() -> Histogram:
@@ -110,7 +104,7 @@ class ServiceMetrics:
 
 
 UNCOUNTED: Final = ServiceMetrics(b"")
-"""Where requests that the broker itself answers are counted: nobody reads it."""
+"""The counts of requests that the broker itself answers; they are not shown."""
 
 
 class Metrics:

@@ -1,4 +1,4 @@
-"""The state of one broker's machine, which all its parts have at hand, and what they know of other rooms."""
+"""The state of one broker's machine, for all its parts, and the interfaces of the rooms that it does not know."""
 
 import logging
 from abc import abstractmethod
@@ -29,7 +29,7 @@ class Work:
 
 
 class State:
-    """The state of one broker's machine: its settings, its books, and what goes out.
+    """The state of one broker's machine: its settings, its books, and its messages.
 
     `name` distinguishes it from the brokers to which it is linked.  `first_address` is the address of its first
     dispatch.  `turn_work` is how many requests may end in a turn, and how many that wait may be dispatched.
@@ -40,7 +40,7 @@ class State:
         self.name = name
         self.first_address = first_address
         self.alarms = Alarms()
-        """What is due, when nothing happens."""
+        """The tasks that become due when nothing happens."""
         self.read_until = 0.0
         """The time up to which all input has been read: a peer that was silent until then is silent."""
         self.roles = Roles()
@@ -49,6 +49,8 @@ class State:
         self.stats = Stats()
         self.journal = Journal(logger, self.alarms)
         self.outgoing = Outgoing()
+        self.turn = 0
+        """The number of the broker's current turn.  Only `end_turn` changes it."""
         self._turn_work = turn_work
         self.work = Work(turn_work)
         """How many requests may still end in this turn."""
@@ -57,20 +59,13 @@ class State:
         self.congested: dict[bytes, dict[Client, None]] = {}
         """Routing ids whose messages pile up, each with the clients still to be told which requests have ended."""
         self.draining = False
-        """Whether no more requests and workers are accepted.  Read it, and call `drain`."""
+        """Whether no more requests and workers are accepted."""
         self.closing = False
         """Whether no more requests are dispatched."""
 
-    def drain(self) -> None:
-        """Accept no more requests and workers."""
-        self.draining = True
-
-    def close(self) -> None:
-        """Stop dispatching."""
-        self.closing = True
-
     def end_turn(self) -> None:
-        """Let the next turn do as much as this one."""
+        """Begin the next turn, which may do as much as this one."""
+        self.turn += 1
         self.work.left = self.dispatching.left = self._turn_work
 
     def count_invalid(self, reason: Reason, now: float) -> None:
@@ -119,7 +114,7 @@ class Observer(Part):
 class Federation(Part):
     """The other brokers, as the rest of the machine knows them.  Here there are none; a `LinkDialog` has links to some.
 
-    What can be done there is known as `Remote` workers, and the brokers that pass on requests are clients.
+    Their workers are `Remote` workers of this one, and the brokers that pass on requests are clients.
     """
 
     def __init__(self, state: State) -> None:
@@ -133,10 +128,10 @@ class Federation(Part):
 
     @property
     def incomplete(self) -> bool:
-        """Whether other brokers may be about to announce what they offer, so that clients should wait."""
+        """Whether other brokers may be about to announce their services, so that clients should wait."""
         return False
 
-    # ── what other brokers say, and what happens to links ────────────────────────────────────────────────────────────
+    # ── links, and messages of other brokers ─────────────────────────────────────────────────────────────────────────
 
     def add(self, kind: str, role: Role, where: str, identity: bytes) -> bytes:
         """Add a link that this broker opens; return the first frame of its messages."""
@@ -158,7 +153,7 @@ class Federation(Part):
     def lose(self, identity: bytes, now: float) -> None:
         """Record that the connection with that routing id has ended."""
 
-    # ── what the machine does ────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks of the machine ─────────────────────────────────────────────────────────────────────────────────────────
 
     def pass_on(self, remote: Remote, request: Request, now: float) -> None:
         """Pass a request on to another broker, as its client (C44)."""

@@ -22,7 +22,7 @@ FINISHED_BY_OVERSIZED: Final = frozenset({wire.WX1, wire.WSP})
 """Headers of workers that are done with a request after a FINAL over the limits; others may still send one that fits
 (C15).  A Simple Pirate cannot, before it is given another request."""
 MAX_MISADDRESSED: Final = 100
-"""Replies in a row to what cannot be an address of this broker, after which a worker is sent away (C18)."""
+"""Replies in a row to addresses that this broker cannot have given, after which a worker is sent away (C18)."""
 
 
 class _Disconnected(Exception):
@@ -52,7 +52,7 @@ class WorkerDialog(Part):
             wire.Invalid: self._invalid,
         }
 
-    # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── commands of workers ──────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, command: Any, role: Role, now: float) -> None:
         """Take in a command of a worker whose key has that role."""
@@ -380,7 +380,7 @@ class WorkerDialog(Part):
         self._forget(worker, Loss.CLOSING, now)
 
     def drop_and_dismiss(self, worker: Worker, now: float) -> Iterator[None]:
-        """Send away a worker because the broker closes, after dropping what it holds, one request at a time."""
+        """Send away a worker because the broker closes, after dropping the requests that it holds, one at a time."""
         yield from self._endings.drop_held(worker.held.values())
         if self._directory.workers.get(worker.key) is worker:
             self._dismiss(worker, now)
@@ -408,7 +408,7 @@ class WorkerDialog(Part):
             beats = now + self._limits.heartbeat
         due = min(beats, worker.last_seen + self._patience(worker))
         # A time in the past means that it may have sent something which the broker has not read yet.  The next look is
-        # later than now: timers round, and `tick` would go on with what is due again already.
+        # later than now: timers round, and `tick` would go on with workers that are due again already.
         self.beats.set(worker, max(due, now + self._beat_resolution))
 
     def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
@@ -420,10 +420,10 @@ class WorkerDialog(Part):
                 self._requests.place_again(attempt, now)
 
     def _forget(self, worker: Worker, reason: Loss, now: float) -> list[Attempt]:
-        """Forget a worker; return what it held, which must be placed again or dropped."""
+        """Forget a worker; return the requests that it held, which must be placed again or dropped."""
         self._stats.lost[reason] += 1
         self.beats.clear(worker)
-        self._outgoing.ask(WorkerForgotten(worker.route, self._requests.turn))
+        self._outgoing.ask(WorkerForgotten(worker.route, self._state.turn))
         attempts = self._registry.remove_worker(worker, now, silent=reason is Loss.SILENT)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"

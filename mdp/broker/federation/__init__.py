@@ -1,1 +1,1 @@
-"""Links to other brokers: how they are opened and ended, what is announced and passed on over them (C44)."""
+"""Links to other brokers: opening and ending them, announcing services, passing on requests (C44)."""

@@ -45,10 +45,10 @@ class Announcements(Part):
         self.alarm = alarm
         """Set while there is anything to announce."""
 
-    # ── what this broker announces ───────────────────────────────────────────────────────────────────────────────────
+    # ── own announcements ────────────────────────────────────────────────────────────────────────────────────────────
 
     def changed(self, service: Service) -> None:
-        """Record that what is announced about a service may have to change."""
+        """Record that the announcements of a service may have to change."""
         self._changed[service.name] = None
         self._announce_soon()
 
@@ -153,7 +153,7 @@ class Announcements(Part):
         link.dirty.update(dict.fromkeys([*link.announced, *local, *directory.reachable, self._own]))
         self._announce_soon()
 
-    # ── what others announce ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── others' announcements ────────────────────────────────────────────────────────────────────────────────────────
 
     def shows_circle(self, command: wire.Ready) -> bool:
         """Return whether an announcement shows that the brokers are linked in a circle: it has this broker's name."""

@@ -25,7 +25,7 @@ BACKOFF: tuple[float, float] = (0.1, 5.0)
 
 
 class LinkKind(StrEnum):
-    """What the broker at the other end is to this one."""
+    """The relation of the broker at the other end to this one."""
 
     PEER = "peer"
     PARENT = "parent"
@@ -133,9 +133,9 @@ class Link(Recipient):
         """Number of requests that came over it so far."""
 
     def joins(self, other: Link) -> bool:
-        """Return whether what comes over this link may go over `other`, and the reverse.
+        """Return whether requests that come over this link may go over `other`, and the reverse.
 
-        To the parent and to peers goes only what comes from children, so that nothing goes in circles (C44).
+        Only requests of children go to the parent and to peers, so that none goes in circles (C44).
         """
         return other is not self and (self.kind is LinkKind.CHILD or other.kind is LinkKind.CHILD)
 

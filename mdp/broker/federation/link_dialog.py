@@ -1,6 +1,6 @@
 """The dialog with other brokers: links, requests and answers, in both directions (C44).
 
-`Links` opens and ends links, `Announcements` says what can be reached over them, and `Requests` decides about requests.
+`Links` opens and ends links, `Announcements` keeps the services that they lead to, `Requests` decides about requests.
 """
 
 import logging
@@ -55,10 +55,10 @@ class LinkDialog(Federation):
 
     @property
     def incomplete(self) -> bool:
-        """Whether other brokers may be about to announce what they offer, so that clients should wait."""
+        """Whether other brokers may be about to announce their services, so that clients should wait."""
         return self.links.untried > 0
 
-    # ── what the shell and the machine tell ──────────────────────────────────────────────────────────────────────────
+    # ── the shell and the machine ────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, kind: str, role: Role, where: str, identity: bytes) -> bytes:
         """Add a link that this broker opens; return the first frame of its messages."""
@@ -121,7 +121,7 @@ class LinkDialog(Federation):
         """Return the links, as `mmi.brokers` shows them."""
         return self.links.describe(now)
 
-    # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _asked(self, message: Message, found: wire.Batched, role: Role, now: float) -> bool:
         """Answer another broker that asks for a link over this connection.  Return False if it says something else.
@@ -278,7 +278,7 @@ class LinkDialog(Federation):
         link.sent += 1
         address = self._requests.next_address
         self._requests.next_address = address + 1
-        self._registry.assign(request, remote, address, self._requests.turn, now, doubtful=False)
+        self._registry.assign(request, remote, address, self._state.turn, now, doubtful=False)
         records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
         records.request_to_broker(address, ttl_of(request, now), request.name, raw, request.body)
 
@@ -314,7 +314,7 @@ class LinkDialog(Federation):
             broker = self._name
         return request.name if broker is None else wire.BROKER + broker.encode()
 
-    # ── another broker as a client ─────────────────────────────────────────────────────────────────────────────────
+    # ── another broker as a client ───────────────────────────────────────────────────────────────────────────────────
 
     def _take_over(self, link: Link, command: wire.Request, now: float) -> None:
         """Take in a request that another broker passes on."""
@@ -367,7 +367,7 @@ class LinkDialog(Federation):
             text = f"broker {self._name}: malformed: {command.reason}".encode()
             self._outgoing.error(link.client, command.id, code.value, text, [], command.reason.value.encode(), 0)
 
-    # ── another broker as a worker ─────────────────────────────────────────────────────────────────────────────────
+    # ── another broker as a worker ───────────────────────────────────────────────────────────────────────────────────
 
     def _answered_by(
         self, link: Link, command: wire.Reply | wire.Error | wire.Release | wire.Oversized, now: float

@@ -5,8 +5,8 @@ of the other (`MDPCL1`: REQUEST, CANCEL) and a worker of it (`MDPWL1`: PARTIAL, 
 announce the services that it can reach).  The one that opens the connection first asks the other for `mmi.link`, and
 the answer establishes the link.
 
-Like the rest of the machine, this has no socket and no clock.  `Announcements` says what can be reached over links, and
-`LinkDialog` what passes over them.
+Like the rest of the machine, this has no socket and no clock.  `Announcements` keeps the services that links lead to,
+and `LinkDialog` passes on requests.
 """
 
 import json
@@ -212,7 +212,7 @@ class Links(Part):
         for at, link in enumerate(links):
             link.standby = at > 0
             if link.standby:
-                self._tried(link)  # nothing will be announced over it, so nobody should wait for that
+                self._tried(link)  # nothing will be announced over it, so no client has to wait for that
             self.announcements.review(link)
         self._plan()
 
@@ -339,7 +339,7 @@ def _key(link: Link) -> tuple[str, int]:
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:
-    """Return what a broker says about itself when it asks for a link or answers, or None if it is malformed."""
+    """Return the fields of a broker's request for a link, or of the answer; None if it is malformed."""
     try:
         hello = json.loads(body)
     except (ValueError, RecursionError):

@@ -22,7 +22,7 @@ log = logging.getLogger("zmdp.broker")
 
 
 class AccessControl:
-    """Decides who may connect at the sockets of a broker: everybody, unless it is opened with an access file."""
+    """Decides who may connect to a broker: every peer, unless it is opened with an access file."""
 
     def __init__(self, broker: Broker, sockets: Sockets, connections: Connections, alarms: Alarms) -> None:
         self.gate: Gate | None = None
@@ -45,7 +45,7 @@ class AccessControl:
 
     @property
     def access(self) -> Access | None:
-        """What the access file says; None without access control."""
+        """The content of the access file; None without access control."""
         return self._connections.access
 
     @property

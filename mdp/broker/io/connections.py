@@ -1,4 +1,4 @@
-"""The connections at all ROUTERs of a broker: how many there may be, and what was found out about their peers."""
+"""The connections at all ROUTERs of a broker: their limits, and the peers whose connections have ended."""
 
 import logging
 import resource
@@ -22,7 +22,7 @@ Without a free descriptor, libzmq would try again and again to accept the connec
 OWN_FILES: Final = 256
 """Descriptors left for the broker's own files, and for connections that libzmq accepts before they can be ended."""
 UNLIMITED_FILES: Final = 1 << 20
-"""What an unlimited number of descriptors is taken for."""
+"""The number that stands for an unlimited number of descriptors."""
 
 LOCAL: Final = ""
 """The address of all peers on this host."""
@@ -57,12 +57,12 @@ class AcceptedConnection:
 
 
 class Connections:
-    """What the connections of all sockets of a broker have in common.
+    """The connections of all sockets of a broker.
 
     At most `limits.max_connections` are open at a time, and `max_connections_per_address` from one address, not
     counting this host's.
 
-    The lists tell what was found out about peers, by their identities in the broker; whoever acts on it empties them.
+    The lists have peers that the machine must be told of, by their identities in the broker; `take_…` empties them.
     """
 
     def __init__(self, limits: Limits, logger: logging.Logger, alarms: Alarms) -> None:
@@ -132,7 +132,7 @@ class Connections:
         return found
 
     def take_ended(self) -> list[bytes]:
-        """Return the peers whose connections have ended; what they sent before may still have to be received."""
+        """Return the peers whose connections have ended; messages that they sent before may still have to be read."""
         found, self.ended = self.ended, []
         return found
 

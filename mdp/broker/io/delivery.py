@@ -1,4 +1,4 @@
-"""Delivers what the machine says, and finds out which peers do not read it, and which are gone."""
+"""Delivers the machine's messages, and finds out which peers do not read them, and which are gone."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ log = logging.getLogger("zmdp.broker")
 
 
 class Delivery:
-    """What is on its way to the peers of a broker, and which of them are gone.
+    """The messages on their way to the peers of a broker, and the peers that are gone.
 
     A peer that is gone is reported only after everything that it sent before has been taken in.
     """
@@ -55,7 +55,7 @@ class Delivery:
             if errno != EAGAIN:
                 if not firsts:
                     firsts = {each[0]: each for each in reversed(messages)}
-                # It may have died of an earlier message of this turn, so what it was sent counts as received (C17).
+                # It may have died of an earlier message of this turn, so that counts as received (C17).
                 self.note_gone(message[0], turn + (firsts[message[0]] is not message))
             elif not outbox.add(message, turn):
                 outbox.forget(message[0])
@@ -67,7 +67,7 @@ class Delivery:
             self._retrying.set(min(self._retrying.due, now))
         for identity in dropped:
             log.warning("dropped a peer that does not read its messages")
-            # Only with the connection does libzmq discard what it holds.
+            # Only with the connection does libzmq discard the messages that it holds.
             sockets.at(identity).end(identity)
             self._broker.give_up(identity, now)
         return bool(dropped)
@@ -76,7 +76,7 @@ class Delivery:
         return self._sockets.at(message[0]).send(message)
 
     def retry(self, now: float) -> None:
-        """Send what slow peers accept now, and tell the machine for whom messages pile up."""
+        """Send the messages that slow peers accept now, and tell the machine for which of them messages pile up."""
         for identity, turn in self.outbox.flush(self._put):
             self.note_gone(identity, turn)
         congested = self.outbox.congested()
@@ -88,7 +88,7 @@ class Delivery:
         self._retrying.set(now + OUTBOX_RETRY if congested or self.outbox.piles_up else math.inf)
 
     def discard(self, route: Route, turn: int) -> None:
-        """Discard what waits for the worker with that route, unless it was sent in `turn` or later."""
+        """Discard the messages that wait for the worker with that route, unless they were sent in `turn` or later."""
         if self.outbox and route[0] in self.outbox:
             self.outbox.discard_before(route, turn)
 

@@ -97,7 +97,7 @@ class LinkPort(Port):
         return {self.prefix: sum(held.values())}
 
     def forget_unsent(self, identity: bytes) -> None:
-        """Stop counting what libzmq holds: the connection ends."""
+        """Stop counting the messages that libzmq holds: the connection ends."""
         del identity
         for first in list(self.unsent.waiting()):
             self.unsent.forget(first)
@@ -145,7 +145,7 @@ class LinkTo(NamedTuple):
     """Another broker to which a broker opens a link."""
 
     kind: str
-    """What the other broker is to this one: "peer" or "parent"."""
+    """The relation of the other broker to this one: "peer" or "parent"."""
     endpoint: str
     key: bytes | None = None
     """The other broker's public key in Z85; None without access control."""

@@ -2,12 +2,12 @@
 
 libzmq's monitor reports ACCEPTED and DISCONNECTED with the descriptor of a connection, and each message has the
 descriptor that it came from.  DISCONNECTED is reported before the descriptor is closed, so before its number can be
-used again: whoever first reads everything that the monitor has to say knows which connection a descriptor stands for.
+used again: after reading all events of the monitor, it is known which connection a descriptor stands for.
 
 Messages that a peer sent before its connection ended may still wait in the socket.  So for a routing id that libzmq
 generated, which no other peer ever gets, the end only decides whom to probe; the proof is a message that cannot be sent
 (EHOSTUNREACH, with ROUTER_MANDATORY).  An id that the peer chose itself may come back on another connection, perhaps
-from somebody else, who must not receive or continue anything (C39).
+of another peer, which must not receive or continue anything (C39).
 """
 
 import logging
@@ -56,7 +56,7 @@ _FAILED_HANDSHAKES: Final = {
     int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL): ("handshake-ended", "the peer ended it, or took too long"),
     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): ("handshake-invalid", ""),
 }
-"""The kind of each event, and what happened."""
+"""The kind of each event, and its meaning."""
 _INVALID: Final = {
     True: "the peer uses no key, or the public key of another broker, or does not speak ZeroMQ",
     False: "the peer uses a key, which this broker without access control does not, or does not speak ZeroMQ",
@@ -75,7 +75,7 @@ class RouterPort(Port):
     ) -> None:
         self._broker = broker
         self._connections = connections
-        # What `receive` reads and sets.
+        # Read and set by `receive`.
         self.known: dict[bytes, AcceptedConnection] = {}
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
         self.secured = False
@@ -222,7 +222,7 @@ class RouterPort(Port):
             return
         self._attribute(connection, identity)
         if before is not None and before.descriptor == descriptor:
-            # Either a new connection, or the last messages of the old one: nobody can be reached under the id then.
+            # Either a new connection, or the last messages of the old one: no peer can be reached under the id then.
             self._probe_at(identity, 0.0)
 
     def _replace(self, identity: bytes) -> None:
@@ -254,7 +254,7 @@ class RouterPort(Port):
         if connection is not None and connection.ended:
             del self.chosen[raw]
 
-    # ── what the monitor says ────────────────────────────────────────────────────────────────────────────────────────
+    # ── events of the monitor ────────────────────────────────────────────────────────────────────────────────────────
 
     def look(self, now: float) -> None:
         """Read the monitor's events."""

@@ -1,4 +1,4 @@
-"""The broker on its sockets: a loop that feeds the machine with what arrives, and does what it says.
+"""The broker on its sockets: a loop that feeds messages to the machine, and sends those that it returns.
 
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
@@ -78,7 +78,7 @@ class ServerSettings:
 
 
 class Backlog:
-    """What waits at the broker's sockets.
+    """The messages that wait at the broker's sockets.
 
     While something is left after each turn, a peer's messages may wait for seconds.  But the sockets give the peers
     turns: after one message of each of them has been read, so has everything that had arrived before.
@@ -146,12 +146,12 @@ class Server:
         """When the broker stops, even if it has not drained; None before `stop`."""
         self._closing = False
         self._alarms = Alarms()
-        """What this loop has to do; the machine knows when it has something to do."""
+        """The tasks of this loop; the machine has alarms of its own."""
         self._ending = self._alarms.add()
         """Set to when the broker gives up the requests that have not ended, and then to when it stops."""
         self._turn_at = self._tick_at = self._poll_at = self.broker.started
-        """When the last turn began, and when the machine's next tick, and the next look at what the loop waits for
-        while messages keep coming, may be."""
+        """When the last turn began, and the earliest times of the machine's next tick, and of the next poll while
+        messages keep coming."""
         self._told = False
         """Whether the machine was told something since its last turn, so that it may have something to say."""
         self._backlog = Backlog(self.broker.started)
@@ -213,14 +213,14 @@ class Server:
             now = time.monotonic()
 
     def _turn(self, now: float) -> bool:
-        """Tell the machine what has happened, and do what it says.  Return whether there may be more to do."""
+        """Report to the machine, and carry out its turn.  Return whether there may be more to do."""
         more = self._receive(now)
         if now - self._turn_at > self._stall_seconds:
-            # This process was held up, and heartbeats wait in its socket: read them before declaring anybody dead.
+            # This process was held up, and heartbeats wait in its socket: read them before declaring any peer dead.
             self._tick_at = now + self.limits.heartbeat
         self._turn_at = now
         if self._delivery.gone:
-            # What they sent before they left is taken in first, also while messages of others keep coming.
+            # Their last messages are taken in first, also while messages of others keep coming.
             more |= self._delivery.report_gone(now, drained=not more, rounds=self._turns_for(PEER_MESSAGES))
         if now >= self._due():
             self.broker.tick(now, self._backlog.read_until)
@@ -267,7 +267,7 @@ class Server:
         return peers * messages // MAX_TURN_MESSAGES + 1
 
     def _end_turn(self, now: float) -> bool:
-        """End the machine's turn, and do what it says.  Return whether there may be more to do because of that."""
+        """End the machine's turn, and carry it out.  Return whether there may be more to do because of that."""
         if self.connections.ended:
             for identity in self.connections.take_ended():
                 self._delivery.note_gone(identity, self.broker.turn)
@@ -313,10 +313,10 @@ class Server:
         self._sockets.waker.clear()
         self.access_control.woken(now)
 
-    # ── what other threads ask for ───────────────────────────────────────────────────────────────────────────────────
+    # ── requests of other threads ────────────────────────────────────────────────────────────────────────────────────
 
     def reload(self) -> None:
-        """Read the access file again.  If it is invalid, what it said before still applies.  Thread-safe."""
+        """Read the access file again.  If it is invalid, its previous content still applies.  Thread-safe."""
         self.access_control.ask_to_reload()
         self._sockets.waker.wake()
 
@@ -385,7 +385,7 @@ class Server:
 
 
 def _check(binds: Sequence[str], settings: ServerSettings, access: Access | None) -> None:
-    """Raise if a setting is invalid, or other machines could reach a broker that admits everybody."""
+    """Raise if a setting is invalid, or other machines could reach a broker without access control."""
     name = settings.name or default_name(binds)
     if not valid_name(name):
         raise SettingError(f"name is {name!r}: it must be printable, without spaces, and at most 64 bytes long")

@@ -1,6 +1,6 @@
 """Messages that wait for peers that read too slowly, kept in order and within limits until they can be sent.
 
-Most wait in libzmq, which takes up to 1000 for each peer; only what it does not take is kept here.  The limits hold for
+Most wait in libzmq, which takes up to 1000 for each peer; only the others are kept here.  The limits hold for
 both together.
 """
 
@@ -15,7 +15,7 @@ from ...wire import C01, C02, CX1, EMPTY, Message, Route
 from .ports import MAIN, PREFIX_BYTES, Port
 
 TO_CLIENTS: Final = frozenset({C01, C02, CX1, EMPTY})
-"""What follows the route of a worker in messages for a client on the same connection."""
+"""The frames after the route of a worker that show a message to be for a client on the same connection."""
 CONGESTED_BYTES: Final = 1 << 20
 """Messages pile up for a peer for which more than this waits, or a quarter of the limit for all peers."""
 
@@ -103,7 +103,7 @@ class Outbox:
         return held
 
     def forget(self, peer: bytes) -> None:
-        """Discard the messages for `peer`, and stop counting what libzmq holds for it: its connection ends."""
+        """Discard the messages for `peer`, and stop counting those that libzmq holds: its connection ends."""
         self.discard(peer)
         (self._ports.get(peer[:PREFIX_BYTES]) or self._ports[MAIN]).forget_unsent(peer)
 
@@ -128,7 +128,7 @@ class Outbox:
                 self.add(message, created)
 
     def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:
-        """Send what the peers accept now.
+        """Send the messages that the peers accept now.
 
         Yield each peer that turned out to be gone, with the turn of the first message that it did not receive.  `send`
         returns 0 if it sent the message, EAGAIN if the peer is still slow, or another error if the peer is gone.

@@ -25,7 +25,7 @@ NO_MONITOR: Final = -1
 
 
 def new_prefix() -> bytes:
-    """Return what the identities at a new port begin with.
+    """Return the prefix of the identities at a new port.
 
     Identities at the main ROUTER never begin so: those that libzmq generates are shorter, and a peer that chooses its
     own cannot guess the prefix (C39).
@@ -51,7 +51,7 @@ class Port:
         self.ready = True
         """Whether messages may have arrived."""
         self.unsent: Any = Unsent()
-        """What libzmq holds of the messages sent."""
+        """The messages sent that libzmq still holds."""
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -81,7 +81,7 @@ class Port:
         return {self.prefix + raw: size for raw, size in held.items()}
 
     def forget_unsent(self, identity: bytes) -> None:
-        """Stop counting what libzmq holds for a peer: its connection ends."""
+        """Stop counting the messages that libzmq holds for a peer: its connection ends."""
         self.unsent.forget(self._raw(identity))
 
     def _raw(self, identity: bytes) -> bytes:
@@ -97,7 +97,7 @@ class Port:
         """End the connections of peers with these public keys."""
 
     def look(self, now: float) -> None:
-        """Read what the monitor reports."""
+        """Read the reports of the monitor."""
 
     def end(self, identity: bytes) -> None:
         """End the connection of a peer that does not read its messages."""
@@ -111,7 +111,7 @@ class Port:
 
 
 class Sockets:
-    """The main ROUTER, the other ports of a broker, and whatever else its loop waits for.
+    """The main ROUTER, the other ports of a broker, and the other descriptors that its loop waits for.
 
     A ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
     """
@@ -126,7 +126,7 @@ class Sockets:
         self._ports: dict[int, Port] = {}
         """The ports by the descriptors of their sockets."""
         self._actions: dict[int, Callable[[float], object]] = {}
-        """What to do when another descriptor is readable."""
+        """The actions for other descriptors that become readable."""
         self._closed = False
         self.add(main)
 
@@ -155,14 +155,11 @@ class Sockets:
 
     def at(self, identity: bytes) -> Port:
         """Return the socket at which a peer is connected."""
-        return self.main if len(self.ports) == 1 else self.ports.get(identity[:PREFIX_BYTES], self.main)
+        return self.ports.get(identity[:PREFIX_BYTES], self.main)
 
     def wait(self, timeout: int | None) -> None:
-        """Wait at most `timeout` milliseconds, and find out what is ready."""
+        """Wait at most `timeout` milliseconds for descriptors, and act on those that are readable."""
         ready = self._poll.poll(timeout)
-        if len(ready) == 1 and ready[0][0] == self.main.descriptor:
-            self.main.ready = True
-            return
         now = time.monotonic()
         for descriptor, _ in ready:
             port = self._ports.get(descriptor)

@@ -69,7 +69,7 @@ class Tails:
         return len(self._tails)
 
     def tidy(self, now: float) -> None:
-        """Forget those that nobody has asked for lately."""
+        """Forget those that were not asked for lately."""
         while self._tails:
             oldest = next(iter(self._tails.values()))
             if now - oldest.asked <= KEPT:
@@ -90,7 +90,7 @@ class Tails:
                 yield tail
 
     def answer(self, asked: bytes, now: float) -> dict[str, Any] | None:
-        """Return what the tail named in `asked` has collected, or begin another; None if that is malformed."""
+        """Return the rows of the tail named in `asked`, or begin another; None if the question is malformed."""
         options = _parse(asked)
         if options is None:
             return None

@@ -1,6 +1,6 @@
-"""What operators look at: the requests in flight, and those that have ended (`mmi.requests`, `mmi.tail`, `--slow`).
+"""Requests as operators see them: in flight, and ended (`mmi.requests`, `mmi.tail`, `--slow`).
 
-All of it is worked out when somebody asks.  What a request pays is the time of its acceptance, and one test at its end.
+Lists are made when an operator asks for one.  A request costs the time of its acceptance, and one test at its end.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Watch(Observer):
         return fields
 
     def _client(self, client: Client) -> str:
-        """Return what tells clients apart."""
+        """Return the name under which a client is shown: different for each, and no routing id (C39)."""
         if client.is_broker:
             return f"broker {client.broker}"
         key = client.key
@@ -181,7 +181,7 @@ class Watch(Observer):
         }
 
     def _who(self, request: Request) -> dict[str, Any]:
-        """Return what is the same in every list."""
+        """Return the fields that a request has in every list."""
         return {
             "request_id": request_id_of(request) or None,
             "service": show(request.name),
@@ -237,7 +237,7 @@ class Watch(Observer):
             self._failures.add(row, text, now)
 
     def tidy(self, now: float) -> None:
-        """Forget the tails that nobody has asked for lately."""
+        """Forget the tails that were not asked for lately."""
         self._tails.tidy(now)
         self._decide()
 

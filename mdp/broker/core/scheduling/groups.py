@@ -1,9 +1,9 @@
 """The limits of a service, and the groups of its requests.
 
 A request may name a *group*, such as a tenant.  Groups take turns, and in each of them clients do (C20).  A group of
-which nothing runs takes its first turn before those that had one: its one call need not wait for theirs.  What may not
-start, because of the limit of its service or of its group, waits where it is and costs nothing until it may: its group
-is *parked*, and a timer or the end of a running request brings it back.
+which nothing runs takes its first turn before those that had one: its one call need not wait for theirs.  A request
+that may not start, because of the limit of its service or of its group, waits in its queue and costs nothing until it
+may: its group is *parked*, and a timer or the end of a running request brings it back.
 
 A rate is a generic cell rate algorithm (GCRA), which needs one number: the time at which the next request would start
 if all came at the rate.  A request starts when it is sent to a worker of this broker, and has used its start even if it
@@ -43,7 +43,7 @@ ROUNDING: Final = 1e-6
 
 
 class Throttling:
-    """What the groups of all services share: when they are to be looked at again, and how many there are."""
+    """State of the groups of all services: when requests of them may start, and how many groups there are."""
 
     __slots__ = ("groups", "wakes")
 
@@ -78,7 +78,7 @@ class Gate(TimerNode):
         return NEVER if self.running >= self._at_once else self.tat - self._tolerance
 
     def opens_after(self, count: int, now: float) -> float:
-        """Return in how many seconds a request may start behind `count` others; 0 if nobody can tell."""
+        """Return in how many seconds a request may start behind `count` others; 0 if that is unknown."""
         if not self._interval:
             return 0.0
         return max(max(self.tat, now) - self._tolerance + count * self._interval - now, 0.0)
@@ -277,7 +277,7 @@ class Groups(Gate, Generic[R]):
         return None
 
     def waiting_queues(self) -> Iterator[FairQueue[R]]:
-        """Yield the queues in which requests wait: suspects first, and what is parked last."""
+        """Yield the queues in which requests wait: suspects first, and parked groups last."""
         for kind in (SUSPECT, PINNED, QUEUED):
             for turns in (self._fresh[kind], self._turns[kind]):
                 for lane in turns:
@@ -320,7 +320,7 @@ class Groups(Gate, Generic[R]):
         return group is not None and group.waiting > 0
 
     def starts_after(self, name: str, now: float) -> float:
-        """Return in how many seconds another request of that group could start; 0 if nobody can tell."""
+        """Return in how many seconds another request of that group could start; 0 if that is unknown."""
         group = self.by_name.get(name)
         own = 0.0 if group is None else group.opens_after(group.waiting, now)
         return max(self.opens_after(self._tally.waiting, now), own)

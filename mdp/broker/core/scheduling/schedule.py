@@ -249,7 +249,7 @@ class Schedule(Generic[R, W]):
     def take_for(self, may_take: Callable[[R], bool], now: float) -> R | None:
         """Remove and return the next request that another broker may take; None if there is none.
 
-        What a limit holds back waits for the local workers.
+        Requests that a limit holds back wait for the local workers.
         """
         if self.groups is not None and self.free and not self.groups.is_open(now):
             return None
