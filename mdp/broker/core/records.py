@@ -264,9 +264,9 @@ class Attempt:
     def __init__(self, request: Request, worker: Worker, address: Any, turn: int, *, doubtful: bool) -> None:
         self.request = request
         self.worker = worker
+        # Not declared as an integer for mypyc, which would make it an object each time that it is looked up.
         self.address = address
-        """The client address that the worker was given, an integer; it is never used again (C32).  Declared as one,
-        compiled code would make it an object each time that it is looked up."""
+        """The client address that the worker was given, an integer; it is never used again (C32)."""
         self.turn = turn
         """The broker's turn in which it was sent."""
         self.doubtful = doubtful

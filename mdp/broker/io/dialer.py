@@ -48,7 +48,7 @@ class LinkPort(Port):
     ) -> None:
         self.ended: str | None = None
         """Why the connection has ended or cannot be made, once that is known."""
-        self.heard = False
+        self.received_any = False
         """Whether anything has arrived."""
         self._broker = broker
         self._keys = keys
@@ -71,7 +71,7 @@ class LinkPort(Port):
         message = receive(self._socket)
         if message is None:
             return None
-        self.heard = True
+        self.received_any = True
         return [self.prefix, *message]
 
     def deliver(self, message: Message, now: float) -> None:
@@ -120,7 +120,7 @@ class LinkPort(Port):
         self.ready = True  # what arrived before the end is taken in first
 
     def _why(self, report: Report) -> str:
-        if self.heard:
+        if self.received_any:
             return "the other broker closed the connection"
         if report.event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             return self._dealer.why(report)
