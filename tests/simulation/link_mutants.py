@@ -87,7 +87,7 @@ def do_not_cancel(requests: Requests, client: Client, number: int, now: float, c
 
 def swallow(dialog: LinkDialog, request: Any, attempt: Any, reason: Any) -> bool:
     """A request that cannot be done is not returned."""
-    return reason in NOT_PLACED
+    return bool(request.client.is_broker and reason in NOT_PLACED)
 
 
 # ── what is announced ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -295,7 +295,7 @@ class Requests(Part):
         """
         name, report = request.name, REPORTS[reason]
         attempt = attempt or request.attempt
-        if request.client.is_broker and self._federation.hand_back(request, attempt, reason):
+        if self._federation.hand_back(request, attempt, reason):
             return
         if request.number is not None and report.code is not None:
             text = text or self._text_of(request, reason)

@@ -162,7 +162,7 @@ class Federation(Part):
         """Tell another broker that a request which was passed on has ended."""
 
     def hand_back(self, request: Request, attempt: Attempt | None, reason: Drop) -> bool:
-        """Return a request that cannot be done here to the broker that passed it on.  Return whether that is done."""
+        """Return a request that cannot be done here to the broker that passed it on.  Return whether one did."""
         return False
 
     def end_turn(self, changed: Iterable[Service], now: float) -> None:

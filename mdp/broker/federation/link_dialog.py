@@ -291,11 +291,13 @@ class LinkDialog(Federation):
     def hand_back(self, request: Request, attempt: Attempt | None, reason: Drop) -> bool:
         """Return a request that cannot be done here to the broker that passed it on, since others may still do it.
 
-        Return False if none may.
+        Return False if none may, or if no broker has passed it on.
         """
-        number, client = request.number, cast("LinkClient", request.client)
+        number, client = request.number, request.client
         streamed = attempt is not None and attempt.streamed
         if reason not in NOT_PLACED or streamed or request.pinned or number is None:
+            return False
+        if not isinstance(client, LinkClient):
             return False
         if request.attempts:
             # The other broker may give it to another worker, but counts those that have died.

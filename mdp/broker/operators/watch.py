@@ -99,7 +99,7 @@ class Watch(Observer):
 
     def _client(self, client: Client) -> str:
         """Return the name under which a client is shown: different for each, and no routing id (C39)."""
-        if client.is_broker:
+        if client.broker:
             return f"broker {client.broker}"
         key = client.key
         frames = (key,) if isinstance(key, bytes) else key
