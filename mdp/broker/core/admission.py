@@ -84,7 +84,8 @@ class Admission(Part):
         if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
         charge = request.charge if client.requests else request.charge + client.charge
-        used = registry.used_by(client)
+        alone = not self._directory.proxies and isinstance(client.key, bytes)
+        used = client.request_bytes if alone else registry.used_by(client)
         if registry.request_bytes + used + charge > self._max_bytes:
             return Drop.MEMORY_FULL
         if role.request_bytes + charge > role.max_request_bytes:

@@ -15,6 +15,10 @@ BOUNDS: list[float] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ]  # fmt: skip
 """Upper bounds of the buckets of a histogram, in seconds, themselves not included.  The last bucket has none."""
+TICKS_PER_SECOND: Final = 2000
+"""Resolution of `BUCKETS`: all bounds are multiples of half a millisecond."""
+BUCKETS: Final[bytes] = bytes(bisect_right(BOUNDS, tick / TICKS_PER_SECOND) for tick in range(TICKS_PER_SECOND))
+"""The bucket of each time below a second, in ticks: compiled, one look-up, where a search calls Python."""
 MAX_FORGOTTEN: Final = 1000
 """Services that are gone and whose counts are still kept by name."""
 MAX_CODES: Final = 32
@@ -25,7 +29,8 @@ OK: Final = "ok"
 
 def bucket_of(seconds: float) -> int:
     """Return the bucket of a time."""
-    return bisect_right(BOUNDS, seconds)
+    ticks = int(seconds * TICKS_PER_SECOND)
+    return BUCKETS[ticks] if ticks < TICKS_PER_SECOND else bisect_right(BOUNDS, seconds)
 
 
 def no_times() -> Histogram:
