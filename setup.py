@@ -27,15 +27,17 @@ CYTHON = ["zmdp/mdp/transport/multipart_cython.pyx", "zmdp/mdp/wire/batch.py"]
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
 PURE = os.environ.get("ZMDP_PURE", "")
-UNCOMPILED = {"__init__", "zap"}
+UNCOMPILED = {"__init__", "gate"}
 """Modules of the broker that mypyc cannot compile, because a base class is not compiled."""
+BROKER = sorted({path.parent.relative_to(HERE).as_posix() for path in HERE.glob("mdp/broker/**/*.py")})
+"""The rooms of the broker."""
 
 
 def machines() -> list[str]:
     """Return the modules that mypyc compiles: the broker, the wire, and what costs time in clients and workers."""
     names = {
         "mdp": ["backoff", "histogram", "linked_lists", "timers"],
-        "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
+        **{room: sorted({path.stem for path in HERE.glob(f"{room}/*.py")} - UNCOMPILED) for room in BROKER},
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
         "mdp/transport": ["failover"],
         "clients/calls": ["call", "dialog"],

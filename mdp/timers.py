@@ -23,10 +23,7 @@ MAX_STALE_NUMBERS: Final = 64
 
 
 class TimerNode(Node):
-    """A node that can be in one `Timers` at a time, and in one `LinkedList`.
-
-    `records.Request` sets these attributes itself, which is faster: one is created for each request.
-    """
+    """A node that can be in one `Timers` at a time, and in one `LinkedList`."""
 
     __slots__ = ("bucket", "later", "sooner")
 

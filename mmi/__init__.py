@@ -1,1 +1,1 @@
-"""The Majordomo Management Interface: what a broker reports about itself."""
+"""The Majordomo Management Interface: the reports of a broker about itself."""

@@ -6,8 +6,8 @@
     mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
-    mmi.describe  name           JSON: what workers say of a service; 404 if there is none that the client may know of
-    mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
+    mmi.describe  name           JSON: the descriptions of a service by its workers; 404 if the client may know of none
+    mmi.metrics   [name]         JSON: the counts of each service whose name is greater, and of each role
     mmi.requests  [service]      JSON: requests that wait or that workers hold; without as many as a second frame says
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
     mmi.limit     name [JSON]    JSON: the limits of a service, which are replaced by those in the second frame, if any
@@ -16,8 +16,8 @@
 
 An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
 `MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module only reads
-the broker's state; the broker itself cancels requests, sets limits, and remembers what a tail has
-shown.
+the broker's state; the broker itself cancels requests, sets limits, and remembers the rows that a
+tail has shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .. import __version__
 from ..mdp.errors import SettingError
@@ -36,8 +36,15 @@ from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
 from ..mdp.wire.names import show, valid_service
 
 if TYPE_CHECKING:
-    from ..mdp.broker.machine import Broker
-    from ..mdp.broker.records import Service
+    from ..mdp.broker.core.directory import Directory
+    from ..mdp.broker.core.journal import Stats
+    from ..mdp.broker.core.records import Service
+    from ..mdp.broker.core.registry import Registry
+    from ..mdp.broker.core.roles import Roles
+    from ..mdp.broker.core.state import Federation
+    from ..mdp.broker.operators.orders import Orders
+    from ..mdp.broker.operators.watch import Watch
+    from ..mdp.limits import Limits
 
 MAX_ROWS: Final = 1000
 METRICS_ROWS: Final = 100
@@ -50,6 +57,25 @@ MAX_SKIPPED: Final = 100_000
 """Requests that can be left out before the first row: they must be counted."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
+
+
+class Broker(Protocol):
+    """A broker, as far as the answers are made from it."""
+
+    name: str
+    started: float
+    limits: Limits
+    directory: Directory
+    registry: Registry
+    roles: Roles
+    stats: Stats
+    federation: Federation
+    watch: Watch
+    orders: Orders
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are accepted."""
 
 
 def _everything(service: bytes) -> bool:
@@ -86,7 +112,7 @@ def _description(broker: Broker, wanted: bytes, sees: Sees) -> bytes:
     service = directory.services.get(wanted) or directory.reachable.get(wanted)
     if service is None or wanted.startswith(MMI) or not sees(wanted):
         return b"404"
-    brokers = sorted(remote.link.name for remote in service.schedule.remotes)
+    brokers = sorted(remote.broker for remote in service.remotes)
     if not service.available and not brokers:
         return b"404"
     head = {"service": show(wanted), "broker": broker.name, "workers": service.available, "brokers": brokers}
@@ -113,10 +139,10 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str
                 "queued": s.waiting,
                 **_limited(s, now),
                 "dispatched": s.dispatched,
-                "remote_credit": sum(remote.credit for remote in s.schedule.remotes),
-                "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.schedule.remotes),
-                "remote_running": sum(remote.load for remote in s.schedule.remotes),
-                "hops": 0 if s.available else min((remote.hops for remote in s.schedule.remotes), default=None),
+                "remote_credit": sum(remote.credit for remote in s.remotes),
+                "remote_free": sum(max(remote.may_hold - remote.load, 0) for remote in s.remotes),
+                "remote_running": sum(remote.load for remote in s.remotes),
+                "hops": 0 if s.available else min((remote.hops for remote in s.remotes), default=None),
             }
             for s in found
         ),
@@ -252,31 +278,15 @@ def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
 
 
 def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
-    links = broker.links.by_identity.values()
     reached = [
-        {"name": show(name.removeprefix(BROKER)), "hops": best.hops, "over": best.link.name}
+        {"name": show(name.removeprefix(BROKER)), "hops": best.hops, "over": best.broker}
         for name, service in broker.directory.reachable.items()
         if name.startswith(BROKER)
-        for best in [min(service.schedule.remotes, key=lambda remote: remote.hops)]
+        for best in [min(service.remotes, key=lambda remote: remote.hops)]
     ]
     return {
         "name": broker.name,
-        "links": [
-            {
-                "broker": link.name,
-                "kind": str(link.kind),
-                "endpoint": link.where,
-                "state": "standby" if link.standby and link.state == "up" else str(link.state),
-                "trouble": link.trouble,
-                "up_seconds": round(now - link.up_since, 3) if link.state == "up" else 0,
-                "services": sum(not name.startswith(MMI) for name in link.remotes),
-                "outstanding_there": len(link.attempts),
-                "outstanding_here": link.client.requests,
-                "sent": link.sent,
-                "received": link.received,
-            }
-            for link in links
-        ],
+        "links": broker.federation.describe(now),
         **_rows("brokers", len(reached), sorted(reached, key=lambda each: (each["hops"], each["name"]))),
     }
 
@@ -293,7 +303,7 @@ def _requests(broker: Broker, body: list[bytes], sees: Sees, now: float) -> dict
 
 
 def _cancel(broker: Broker, wanted: bytes, _: Sees, now: float) -> dict[str, Any]:
-    return {"cancelled": broker.cancel(wanted.decode(errors="replace"), now)}
+    return {"cancelled": broker.orders.cancel(wanted.decode(errors="replace"), now)}
 
 
 def _limit(broker: Broker, body: list[bytes], _: Sees, now: float) -> dict[str, Any] | None:
@@ -303,15 +313,16 @@ def _limit(broker: Broker, body: list[bytes], _: Sees, now: float) -> dict[str, 
             limits = ServiceLimits.read(json.loads(body[1]))
         except (ValueError, RecursionError, SettingError):
             return None
-        if name.startswith(MMI) or not valid_service(name) or not broker.limit_service(name, limits or None, now):
+        valid = valid_service(name) and not name.startswith(MMI)
+        if not (valid and broker.orders.limit_service(name, limits or None, now)):
             return None
     service = broker.directory.services.get(name)
-    limits = broker.limits_of(name) or (NO_LIMITS if service is None else service.schedule.limits)
+    limits = broker.orders.limits_of(name) or (NO_LIMITS if service is None else service.schedule.limits)
     groups = None if service is None else service.schedule.groups
     return {
         "service": show(name),
         "limits": limits.as_dict(),
-        "by_operator": broker.limits_of(name) is not None,
+        "by_operator": broker.orders.limits_of(name) is not None,
         "groups": [
             {"group": each.name, "waiting": each.waiting, "running": each.running}
             for each in (groups.most_waiting(GROUP_ROWS) if groups is not None else ())

@@ -1,1 +1,1 @@
-"""The broker: the state machine, what it keeps, and the server that runs it."""
+"""The broker: its machine, which puts the rooms together."""

@@ -1,14 +1,14 @@
-"""Sans-I/O broker: given messages and the current time, it says which messages to send.  No socket, no clock.
+"""Sans-I/O broker: given messages and the current time, it returns the messages to send.  No socket, no clock.
 
-Its shell tells it what happens: `receive` takes in a message, with the role of its connection's key if there is access
-control (`roles`); `tick` does what is due, and `deadline` returns when that is; `unreachable`, `replaced` and `gone`
-report peers that are lost.  None of these sends anything.  `take_messages` ends the *turn*: it dispatches the requests
-that have arrived, and returns the messages to send, with everything for one peer in one message if the peer speaks X1.
-`take_events` returns what else the shell is to do (`events`).  Messages are lists of frames that begin with the peer's
-routing id.  Rules are cited by their conformance numbers (C11 to C45).
+Its shell reports what happens: `receive` takes in a message, with the role of its connection's key if there is access
+control (`roles`); `tick` does what is due, and `deadline` returns when that is; `disconnected` and `replaced` report
+peers that are lost, `give_up` one that missed messages.  None of these sends anything.  `take_messages` ends the
+*turn*: it dispatches the requests that have arrived, and returns the messages to send, with everything for one peer in
+one message if the peer speaks X1.  `take_events` returns the other tasks of the shell.  Messages are lists of frames
+that begin with the peer's routing id.  Rules are cited by their conformance numbers (C11 to C45).
 
-Brokers may be linked (`links`).  A link that this broker opens has an identity of its own (`add_link`); events ask the
-shell to open and close its connections.
+Brokers may be linked (`LinkDialog`).  A link that this broker opens has an identity of its own (`add_link`); events ask
+the shell to open and close its connections.
 """
 
 import logging
@@ -25,20 +25,19 @@ from ..limits import Limits
 from ..security.access import Permissions
 from ..service_limits import ServiceLimits
 from ..wire import Message
-from .admission import Admission
-from .client_dialog import ClientDialog
-from .drops import Drop
-from .endings import Endings
-from .events import Event
-from .link_dialog import LinkDialog
-from .links import Links
-from .operator_limits import OperatorLimits
-from .records import LinkKind, LinkState, Request, Service
-from .requests import Requests
-from .roles import Role
-from .shared import Shared
-from .watch import Watch
-from .worker_dialog import WorkerDialog
+from .core.admission import Admission
+from .core.clients import ClientDialog
+from .core.drops import Drop
+from .core.endings import Endings
+from .core.outgoing import Event
+from .core.records import Request, Service
+from .core.requests import Requests
+from .core.roles import Role
+from .core.state import Federation, State
+from .core.workers import WorkerDialog
+from .federation.link_dialog import LinkDialog
+from .operators.orders import Orders
+from .operators.watch import Watch
 
 TURN_WORK: Final = 512
 """Requests that end in one turn: together they take a few milliseconds."""
@@ -50,7 +49,7 @@ class Broker:
     `name` distinguishes it from the brokers to which it is linked.  `first_address` is the first address of a dispatch,
     for tests; by default it is random, so that a worker's late reply to an earlier broker does not match (C32).
     `turn_work` is how many requests may end in one turn, and how many of those that wait may be dispatched.
-    Requests that take longer than `slow` seconds are logged.
+    Requests that take longer than `slow` seconds are logged.  Without `federation` there are no links to other brokers.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class Broker:
         first_address: int | None = None,
         turn_work: int = TURN_WORK,
         slow: float | None = None,
+        federation: bool = True,
     ) -> None:
         self.limits = limits or Limits()
         self.name = name
@@ -70,52 +70,53 @@ class Broker:
         first = secrets.randbits(60) if first_address is None else first_address
         instance = secrets.token_hex(8) if first_address is None else f"{first_address:x}"
         secret = secrets.token_bytes(16) if first_address is None else instance.encode()
+        state = self._state = State(self.limits, name, first, logger or logging.getLogger("zmdp.broker"), turn_work)
+        self.roles, self.stats = state.roles, state.stats
+        self.directory, self.registry = state.directory, state.registry
         rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
-        shared = self._shared = Shared(self.limits, name, first, logger or logging.getLogger("zmdp.broker"), turn_work)
-        self.roles, self.stats = shared.roles, shared.stats
-        self.directory, self.registry = shared.directory, shared.registry
-        self._operator = OperatorLimits()
-        self.directory.limits = self._operator.limits_of
-        self.links = Links(shared, instance, rng)
-        self.watch = Watch(shared, secret, slow)
-        self._requests = Requests(shared, self.links.announcements, self.watch)
-        admission = Admission(shared, self._requests, self._answer)
-        self._endings = Endings(shared, self._requests)
-        self._link_dialog = LinkDialog(shared, self.links, self._requests, self._endings, admission)
-        self._clients = ClientDialog(shared, self.links, self._requests, self._endings, admission)
-        self._workers = WorkerDialog(shared, self._requests, self._endings)
-        # What is due, in the order in which it is done.
-        self._workers.beats.alarm = shared.alarms.add(self._workers.tick)
-        self.links.alarm = shared.alarms.add(self._link_dialog.tick)
-        self.directory.throttling.wakes.alarm = shared.alarms.add(self.directory.wake)
-        self.registry.expiries.alarm = self._expiring = shared.alarms.add(self._endings.expire)
-        self._resuming = shared.alarms.add(self._resume)
+        links = LinkDialog(state, instance, rng) if federation else None
+        self.federation: Federation = Federation(state) if links is None else links
+        self.watch = Watch(state, self.federation, secret, slow)
+        self._requests = Requests(state, self.federation, self.watch)
+        self.orders = Orders(state, self.watch, self._requests)
+        self.directory.limits = self.orders.limits_of
+        admission = Admission(state, self._requests, self._answer)
+        self._endings = Endings(state, self._requests)
+        self._clients = ClientDialog(state, self.federation, self._requests, self._endings, admission)
+        self._workers = WorkerDialog(state, self._requests, self._endings)
+        # Tasks, in the order in which they are done when due.
+        self._workers.beats.alarm = state.alarms.add(self._workers.tick)
+        if links is not None:
+            links.join(self._requests, self._endings, admission)
+        self.directory.throttling.wakes.alarm = state.alarms.add(self.directory.wake)
+        self.registry.expiries.alarm = self._expiring = state.alarms.add(self._endings.expire)
+        self._resuming = state.alarms.add(self._resume)
         """Set if a turn has left something for the next one."""
         self._now = now
         """When the shell last told something."""
         self._rests_until = -math.inf
         """When the next `tick` may be due, after one that failed."""
-        # What is looked at for each message.
-        self._linked, self._opening = self.links.by_identity, self.links.opening
-        self._announcing = self.links.announcements.alarm
+        # Looked at for each message.
+        self._opening, self._linked = self.federation.opening, self.federation.linked
+        self._announcing = self.federation.announcing
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
 
     def _answer(self, request: Request, user: Role, now: float) -> list[bytes]:
         return answers.answer(request.service.name, list(request.body), self, now, user.sees)
 
-    # ── what the shell tells ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── reports of the shell ─────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, message: Message, now: float, role: Role | None = None) -> None:
         """Take in `message`, which came from the peer whose routing id is its first frame, under that role.
 
-        Without access control there is no role: everybody may do everything.
+        Without access control there is no role: every peer may do everything.
         """
         self._now = now
         if role is None:
             role = self.roles.everyone
         try:
             if self._opening and message[0] in self._opening:
-                self._link_dialog.answered(self._opening[message[0]], message, now)
+                self.federation.receive_opening(message, now)
                 return
             command = wire.decode_peer(message, self._max_message, self._max_frames)
             if not isinstance(command, wire.Batched):
@@ -125,8 +126,8 @@ class Broker:
             elif command.header == wire.WX1:
                 self._workers.receive_batch(message, command, role, now)
             else:
-                self._link_dialog.receive(message, command, role, now)
-        except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
+                self.federation.receive(message, command, role, now)
+        except Exception:  # noqa: BLE001 - a bug: one message must not end the broker
             self._failed(now)
 
     def receive_pirate(
@@ -150,14 +151,14 @@ class Broker:
         else:
             self._workers.receive(command, role, now)
 
-    def tick(self, now: float, heard: float | None = None) -> None:
-        """Do what is due: send heartbeats, and end what is silent, has expired, or is to be tried again.
+    def tick(self, now: float, read_until: float | None = None) -> None:
+        """Do what is due: send heartbeats, lose silent peers, end expired requests, open links.
 
-        Everything that had arrived at the time `heard` has been taken in; by default, everything that has arrived yet.
-        A worker is silent only if it was silent until then.
+        All input that had arrived at the time `read_until` has been taken in; by default, all that has arrived yet.  A
+        worker is silent only if it was silent until then.
         """
         self._now = now
-        self._shared.heard = now if heard is None else heard
+        self._state.read_until = now if read_until is None else read_until
         try:
             self._tick(now)
         except Exception:  # noqa: BLE001 - a bug, which must not end the broker
@@ -167,7 +168,7 @@ class Broker:
     def _tick(self, now: float) -> None:
         if self.watch.active:
             self.watch.tidy(now)
-        self._shared.alarms.run(now)
+        self._state.alarms.run(now)
 
     def _resume(self, now: float) -> None:
         self._resuming.set(math.inf)
@@ -175,28 +176,28 @@ class Broker:
 
     def deadline(self) -> float | None:
         """Return when `tick` is due, or None."""
-        due = self._shared.alarms.due
+        due = self._state.alarms.due
         return None if due == math.inf else max(due, self._rests_until)
 
-    def unreachable(self, identity: bytes, turn: int, now: float) -> None:
+    def disconnected(self, identity: bytes, turn: int, now: float) -> None:
         """Record that the peer with that routing id is no longer connected.
 
-        The peer has received nothing of what was sent in `turn` and since.
+        The peer has received no message that was sent in `turn` or later.
         """
         self._now = now
-        self._workers.unreachable(identity, turn)
-        self._clients.unreachable(identity)
+        self._workers.disconnected(identity, turn)
+        self._clients.disconnected(identity)
         self._lose(identity, now)
 
     def replaced(self, identity: bytes, turn: int, now: float) -> None:
         """Record, before its first message is taken in, that another peer has that routing id from now on (C39).
 
-        The one before has received nothing of what was sent in `turn` and since.
+        The one before has received no message that was sent in `turn` or later.
         """
-        self._shared.outgoing.discard(identity)
-        self.unreachable(identity, turn, now)
+        self._state.outgoing.discard(identity)
+        self.disconnected(identity, turn, now)
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def give_up(self, identity: bytes, now: float) -> None:
         """Treat the peer with that routing id as gone, though it may be connected: messages to it were lost.
 
         An X1 client would wait for them forever.  So it is no longer answered on this connection: it considers the
@@ -207,12 +208,10 @@ class Broker:
         self._lose(identity, now)
 
     def _lose(self, identity: bytes, now: float) -> None:
-        link = self.links.by_identity.get(identity)
-        if link is not None and link.state is not LinkState.DOWN:
-            self._link_dialog.lose(link, "the connection has ended", now)
-        self._shared.congested.pop(identity, None)
-        self._clients.gone(identity, now)
-        self._workers.gone(identity, now)
+        self.federation.lose(identity, now)
+        self._state.congested.pop(identity, None)
+        self._clients.lose(identity, now)
+        self._workers.lose(identity, now)
 
     def congested(self, identity: bytes) -> None:
         """Record that messages for that routing id pile up: its clients are told later which requests have ended."""
@@ -226,17 +225,16 @@ class Broker:
     def probe(self, identity: bytes, now: float) -> None:
         """Send a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
         self._now = now
-        if self.links.at(identity) is not None:
-            self._shared.outgoing.add(wire.heartbeat((identity,), wire.WL1))
+        self.federation.probe(identity)
         self._workers.probe(identity, now)
         self._clients.probe(identity)
 
-    # ── what the shell is to do ──────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks of the shell ───────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def turn(self) -> int:
         """The number of the current turn."""
-        return self._requests.turn
+        return self._state.turn
 
     @property
     def work_left(self) -> bool:
@@ -251,49 +249,45 @@ class Broker:
             self._failed(self._now)
         if self.directory.unsettled or self._endings:
             self._resuming.set(self._now)
-        self._shared.end_turn()
-        self._requests.end_turn()
-        return self._shared.outgoing.take()
+        self._state.end_turn()
+        return self._state.outgoing.take()
 
     def take_events(self) -> list[Event]:
-        """Return what else is to be done, once the messages are sent."""
-        return self._shared.take_events()
+        """Return the other tasks of the shell, to do after it has sent the messages."""
+        return self._state.outgoing.take_events()
 
     def _settle(self, now: float) -> None:
         directory = self.directory
+        unsettled: list[Service] = []
         if self.registry.finished:
             self._workers.dismiss_finished(now)
         if directory.unsettled:
             unsettled = directory.take_unsettled()
             for service in unsettled:
                 try:
-                    if self._shared.closing:
+                    if self._state.closing:
                         directory.settled(service)
                         continue
                     if not self._requests.settle(service, now):
                         directory.keep_unsettled(service)
                         continue
-                    if self._shared.draining and not self._held_back(service):
+                    if self._state.draining and not self._held_back(service):
                         self._workers.dismiss_idle(service, now)
                     directory.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
                     self._failed(now)
                     directory.keep_unsettled(service)
                     self._rests_until = now + self.limits.heartbeat
-            if self._linked:
-                announcements = self.links.announcements
-                for service in unsettled:
-                    announcements.changed(service)
-        if now >= self._announcing.due:
-            self.links.announcements.announce(now)
+        if (unsettled and self._linked) or now >= self._announcing.due:
+            self.federation.end_turn(unsettled, now)
 
     def _failed(self, now: float) -> None:
         """Count and log the current exception, which is a bug in the broker, with its traceback."""
         self.stats.internal_errors += 1
         text = "internal error, please report this bug:\n%s"
-        self._shared.journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
+        self._state.journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
 
-    # ── what operators ask for ───────────────────────────────────────────────────────────────────────────────────────
+    # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def grant(self, permissions: Mapping[str, Permissions], now: float) -> None:
         """Replace the permissions of all roles, and disconnect workers that may no longer offer their service.
@@ -303,33 +297,12 @@ class Broker:
         self._now = now
         self.roles.grant(permissions)
         self._workers.revoke(now)
-        for link in list(self.links.by_identity.values()):
-            if link.state is not LinkState.DOWN and not link.role.link:
-                self._link_dialog.end(link, f"role {link.role.name} may not link brokers any longer", now)
+        self.federation.revoke(now)
 
     def limit(self, patterns: Mapping[str, ServiceLimits], now: float) -> None:
         """Replace the operator's limits: those of the first pattern that a service's name matches."""
         self._now = now
-        self._operator.patterns = patterns
-        for service in list(self.directory.services.values()):
-            self.directory.limit(service, now)
-
-    def limits_of(self, name: bytes) -> ServiceLimits | None:
-        """Return the operator's limits of a service; None if there are none."""
-        return self._operator.limits_of(name)
-
-    def limit_service(self, name: bytes, limits: ServiceLimits | None, now: float) -> bool:
-        """Set the limits of one service, which win over all others; with None, the others apply again.
-
-        Return False if too many services have limits of their own.
-        """
-        self._now = now
-        if not self._operator.name(name, limits):
-            return False
-        service = self.directory.services.get(name)
-        if service is not None:
-            self.directory.limit(service, now)
-        return True
+        self.orders.limit(patterns, now)
 
     def drain(self, now: float) -> None:
         """Accept no more requests or workers, and tell the peers, which move to another broker.
@@ -338,8 +311,8 @@ class Broker:
         and no request waits for its service; if it has no credit, when a HEARTBEAT would be due.
         """
         self._now = now
-        self._shared.drain()
-        self.links.withdraw_all()
+        self._state.draining = True
+        self.federation.drain()
         self._clients.drain()
         for service in list(self.directory.services.values()):
             self.directory.touch(service)
@@ -347,7 +320,7 @@ class Broker:
     @property
     def draining(self) -> bool:
         """Whether no more requests are accepted."""
-        return self._shared.draining
+        return self._state.draining
 
     @property
     def drained(self) -> bool:
@@ -367,20 +340,18 @@ class Broker:
         """Begin to end all requests, X1 clients' with an ERROR, and send every worker away; `closed` tells when it is
         done."""
         self._now = now
-        self._shared.close()
+        self._state.closing = True
         self._endings.add(self._closing(), now)
 
     def _closing(self) -> Iterator[None]:
         yield from self._end_waiting()
         for worker in list(self.directory.workers.values()):
-            yield from self._workers.dismiss(worker, self._now)
-        for link in list(self.links.by_identity.values()):
-            yield from self._endings.drop_held(link.attempts.values())
-        yield from self._end_waiting()  # what has come back meanwhile
-        for link in self.links.by_identity.values():
-            if link.state is LinkState.UP:
-                self._shared.outgoing.add(wire.disconnect((link.identity,), wire.WL1))
-        self._shared.journal.flush(math.inf)
+            yield from self._workers.drop_and_dismiss(worker, self._now)
+        for held in list(self.federation.held()):
+            yield from self._endings.drop_held(held.values())
+        yield from self._end_waiting()  # requests that have come back meanwhile
+        self.federation.farewell()
+        self._state.journal.flush(math.inf)
 
     def _end_waiting(self) -> Iterator[None]:
         for service in list(self.directory.services.values()):
@@ -389,15 +360,7 @@ class Broker:
     @property
     def closed(self) -> bool:
         """Whether all clients have been told that their requests have ended."""
-        return self._shared.closing and not (self._endings or any(self._shared.congested.values()))
-
-    def cancel(self, id_: str, now: float) -> bool:
-        """Cancel a request that was listed under that id (`Watch.find`).  Return whether it was in flight."""
-        request = self.watch.find(id_)
-        if request is None:
-            return False
-        self._requests.drop(request, Drop.CANCELLED, now)
-        return True
+        return self._state.closing and not (self._endings or any(self._state.congested.values()))
 
     # ── links to other brokers (C44) ─────────────────────────────────────────────────────────────────────────────────
 
@@ -407,7 +370,7 @@ class Broker:
         `role` is the role of the other broker's key, and `where` its endpoint, for people.  An `identity` must be one
         that no peer can have or guess.
         """
-        return self.links.add(LinkKind(kind), self.roles.everyone if role is None else role, where, identity).identity
+        return self.federation.add(kind, self.roles.everyone if role is None else role, where, identity)
 
     def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> None:
         """Record that a link has a new connection, over which the other broker is asked for the link.
@@ -415,7 +378,7 @@ class Broker:
         `role` is the role that the other broker's key has now, if that may have changed.
         """
         self._now = now
-        self.links.opened(identity, now, role)
+        self.federation.opened(identity, role, now)
 
     def link_failed(self, identity: bytes, why: str, now: float) -> None:
         """Record that the connection for a link has ended, and why, or that there could be none.
@@ -423,6 +386,4 @@ class Broker:
         If the link is down already, the reason that is known for it stays: its connection ends because of that.
         """
         self._now = now
-        link = self.links.by_identity[identity]
-        if link.state is not LinkState.DOWN:
-            self._link_dialog.lose(link, why, now)
+        self.federation.failed(identity, why, now)

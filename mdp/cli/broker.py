@@ -15,8 +15,8 @@ import click
 import msgspec
 
 from ...pure import PURE
-from ..broker.link_ports import LinkTo
-from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
+from ..broker.io.dialer import LinkTo
+from ..broker.io.loop import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
@@ -333,7 +333,7 @@ def cli(
             "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
             ", ".join(endpoints), "".join(pirates), settings.limits.heartbeat, settings.limits.patience,
         )  # fmt: skip
-        server.door.around_reload = notify.reloading
+        server.access_control.around_reload = notify.reloading
         notify.ready(server.turning)
         # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
         # second each time, and most of the time that it takes to shut down.

@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Self
 
 import zmq
 
-from ..broker.server import Server
+from ..broker.io.loop import Server
 from ..errors import BindError, SettingError
 from ..program.control import SPARK
 from ..program.extras import WEB_PACKAGES, install_command
@@ -98,13 +98,13 @@ class WebProcess:
 
     def start(self, server: Server) -> None:
         """Start the process, for a broker that listens at `endpoint`."""
-        access = server.door.access
+        access = server.access_control.access
         self._settings = {"endpoint": self.endpoint, "open": self._open, "access": _visitors(access)}
         if access is not None:
             self._settings["keys"] = [self._public.decode(), self._secret.decode(), access.public_key.decode()]
             if not access.tokens:
                 log.warning("nobody can open %s: no role has a token (mdp-keys token ROLE)", self.url)
-        server.door.on_reload = self._reload
+        server.access_control.on_reload = self._reload
         self._launch()
         self._watcher.start()
         self._writer.start()

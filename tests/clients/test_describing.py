@@ -15,7 +15,7 @@ from zmdp import AsyncClient, Client, Service, Services, Worker
 from zmdp.clients import CodecError, ServiceNotFound, SettingError
 from zmdp.clients.command.main import cli
 from zmdp.clients.describing import MAX_BROKERS, Inquiry
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.mdp.services import About, Description
 from zmdp.testing import running_broker
 

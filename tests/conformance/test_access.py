@@ -1,4 +1,4 @@
-"""Keys of a broker with an access file, over real sockets; `tests/mdp/broker/test_roles.py` has what roles may do.
+"""Keys of a broker with an access file, over real sockets; `tests/mdp/broker/core/test_roles.py` has what roles may do.
 
 Roles that a test does not describe otherwise have `mmi = "all"`, since peers ask the broker to find out that nothing
 arrives (`Peer.sync`).

@@ -14,7 +14,7 @@ from support.pirates import lazy
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, process
 
 from zmdp.clients import Client
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zmdp.mdp.broker.server import DEFAULT_DRAIN
+from zmdp.mdp.broker.io.loop import DEFAULT_DRAIN
 from zmdp.titanic.server.program import DEFAULT_DRAIN_SECONDS as TITANIC_DRAIN_SECONDS
 from zmdp.workers.command.main import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
 from zmdp.workers.command.main import cli as worker_command

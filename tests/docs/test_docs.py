@@ -21,8 +21,8 @@ from support.postgres import cluster as new_cluster
 from support.processes import BIN, TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.journal import Loss, Refusal, Stats
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import Loss, Refusal, Stats
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Reason
 from zmdp.titanic.db import schema

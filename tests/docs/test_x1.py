@@ -25,8 +25,8 @@ from support.router import Router
 
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker import given_up, registry, worker_dialog
-from zmdp.mdp.broker.journal import Refusal
+from zmdp.mdp.broker.core import clients, registry, workers
+from zmdp.mdp.broker.core.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
@@ -90,7 +90,7 @@ class World:
             self._now += int(match[1]) / 1000
             self._say(turns.tick(self._broker, self._now))
         elif match := re.fullmatch("the connection of (.*) ends", event):
-            self._say(turns.unreachable(self._broker, match[1].encode(), self._broker.turn, self._now))
+            self._say(turns.disconnected(self._broker, match[1].encode(), self._broker.turn, self._now))
         elif event == "the broker is restarted":
             self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
             self._brokers.append(self._broker)
@@ -438,7 +438,7 @@ def test_a_record_is_packed_as_its_row_says(heading, name, ways, code, fields):
 def test_every_code_has_its_row_and_its_origin():
     table = {int(code): (name, sender) for code, name, sender, *_ in rows("Errors")}
     assert {code: name for code, (name, _) in table.items()} == {code.value: code.name for code in Code}
-    assert {code for code, (_, sender) in table.items() if sender == "broker"} == worker_dialog.BROKER_CODES
+    assert {code for code, (_, sender) in table.items() if sender == "broker"} == workers.BROKER_CODES
 
 
 @pytest.mark.parametrize(("code", "sender"), [(cells[0], cells[2]) for cells in rows("Errors")])
@@ -593,7 +593,7 @@ def test_numbers_in_the_text_match_the_code():
         (Limits().max_credit, "{} requests at most"),
         (int(Limits().expiry), "{} seconds); this also ends with ERROR 408"),
         (Limits().max_attempts, "while holding the same request (zmdp: {})"),
-        (int(given_up.GIVEN_UP), "for {} seconds)"),
+        (int(clients.GIVEN_UP), "for {} seconds)"),
         (x1.MAX_RECORDS, "at most {} records"),
         (x1.MAX_RECORDS_BYTES, "SHOULD have at most {} bytes together"),
         (x1.MAX_ATTACHMENTS, "at most {} frames and"),

@@ -7,7 +7,7 @@ import pytest
 from support.processes import eventually, process
 from support.zmtp import Ended, RawPeer
 
-from zmdp.mdp.broker.connections import SPARE_FILES
+from zmdp.mdp.broker.io.connections import SPARE_FILES
 
 ASK, ANSWER = [b"MDPC02", b"\x01", b"mmi.service", b"x"], [b"MDPC02", b"\x03", b"mmi.service", b"404"]
 

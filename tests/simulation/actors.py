@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.events import Event
+from zmdp.mdp.broker.core.outgoing import Event
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
@@ -174,7 +174,7 @@ class BrokerShell(Process):
         self._act()
         while self._gone and not self._inbox:
             identity, turn = self._gone.popitem()
-            self._driven.unreachable(identity, turn, self.world.now)
+            self._driven.disconnected(identity, turn, self.world.now)
             self._act()
         if self._inbox:
             self._plan_turn()
@@ -222,7 +222,7 @@ class BrokerShell(Process):
                 self.world.events["slow reader dropped"] += 1
                 dropped.append(message[0])
         for identity in dropped:
-            self._driven.gone(identity, self.world.now)
+            self._driven.give_up(identity, self.world.now)
             self._act()
 
     def _put(self, message: Message) -> Literal["sent", "gone", "full"]:
@@ -266,9 +266,16 @@ class BrokerProcess(BrokerShell):
     """A `Broker` that the referee watches."""
 
     def __init__(
-        self, world: Stage, limits: Limits, roles: dict[str, Permissions], throttled: dict[str, ServiceLimits]
+        self,
+        world: Stage,
+        limits: Limits,
+        roles: dict[str, Permissions],
+        throttled: dict[str, ServiceLimits],
+        *,
+        federation: bool,
     ) -> None:
-        machine = Broker(limits, now=world.now, logger=silent, first_address=world.number() * 1_000_000)
+        first = world.number() * 1_000_000
+        machine = Broker(limits, now=world.now, logger=silent, first_address=first, federation=federation)
         self.referee = Referee(machine, world.events)
         self._roles = roles
         if roles:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from zmdp.mdp.broker.events import CloseLink, Event, OpenLink
+from zmdp.mdp.broker.core.outgoing import Event
+from zmdp.mdp.broker.core.records import Worker, key_of
+from zmdp.mdp.broker.core.roles import Role
+from zmdp.mdp.broker.federation.links import CloseLink, OpenLink
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import Worker, key_of
-from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import Message, Route
@@ -106,7 +107,11 @@ class LinkedBroker(BrokerShell):
     @property
     def well(self) -> bool:
         """Whether it serves, all its links are up, and nothing is under way."""
-        links = [self.machine.links.at(each) for each, target in self._targets.items() if target not in self._wrong]
+        links = [
+            self.machine.federation.links.at(each)
+            for each, target in self._targets.items()
+            if target not in self._wrong
+        ]
         return not (self.machine.draining or None in links or self.machine.registry.numbered)
 
     @property
@@ -211,10 +216,10 @@ class LinkedBroker(BrokerShell):
     def _check_cancelled(self) -> None:
         """Check that requests at another broker that have ended here were cancelled, and those cancelled by another."""
         for identity, crossing in self._crossings.items():
-            if self.machine.links.at(identity) is None:
+            if self.machine.federation.links.at(identity) is None:
                 crossing.forget()
             crossing.check_cancelled()
-        for link in self.machine.links.by_identity.values():
+        for link in self.machine.federation.links.by_identity.values():
             crossing = self._crossings.get(link.identity)
             for address, attempt in link.attempts.items():
                 if attempt.abandoned and crossing is not None and address in crossing.passed_on:
@@ -225,12 +230,12 @@ class LinkedBroker(BrokerShell):
         directory = self.machine.directory
         for name, service in {**directory.services, **directory.reachable}.items():
             check(directory.services.get(name, service) is service, "{}: there are two services {!r}", self.name, name)
-            beyond = sum(remote.free for remote in service.schedule.remotes)
-            check(service.schedule.beyond == beyond, "{}: wrong count of free credit for {!r}", self.name, name)
+            beyond = sum(remote.free for remote in service.remotes)
+            check(service.beyond == beyond, "{}: wrong count of free credit for {!r}", self.name, name)
 
     def check_idle(self) -> None:
         """Check that no request is at another broker or came from one."""
-        for link in self.machine.links.by_identity.values():
+        for link in self.machine.federation.links.by_identity.values():
             check(not link.attempts, "{}: {} are at {}", self.name, link.attempts, link.name)
             check(not link.client.numbered, "{}: {} came from {}", self.name, link.client.numbered, link.name)
             crossing = self._crossings.get(link.identity)

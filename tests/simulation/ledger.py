@@ -11,10 +11,10 @@ from itertools import count
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.given_up import GIVEN_UP
-from zmdp.mdp.broker.journal import Loss, Refusal, Stats
-from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, GROUP_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.core.clients import GIVEN_UP
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import Loss, Refusal, Stats
+from zmdp.mdp.broker.core.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, GROUP_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
@@ -799,7 +799,7 @@ class Ledger:
             self._waiting(ticket.service).line_of(ticket).prepend(ticket)
             self._events["request back in the queue"] += 1
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def give_up(self, identity: bytes, now: float) -> None:
         """A connection has ended: so have its clients' requests, and its workers."""
         for ticket in list(self.tickets.values()):
             if ticket.client[0] == identity:

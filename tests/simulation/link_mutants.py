@@ -3,22 +3,22 @@
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker import scheduling
-from zmdp.mdp.broker.admission import Admission
-from zmdp.mdp.broker.announcements import Announcements
-from zmdp.mdp.broker.link_dialog import LinkDialog
-from zmdp.mdp.broker.links import Links
-from zmdp.mdp.broker.outgoing import Outgoing
-from zmdp.mdp.broker.records import Client, Link, Remote
-from zmdp.mdp.broker.requests import Requests
-from zmdp.mdp.broker.roles import Role
+from zmdp.mdp.broker.core.admission import Admission
+from zmdp.mdp.broker.core.outgoing import Outgoing
+from zmdp.mdp.broker.core.records import Client, Remote
+from zmdp.mdp.broker.core.requests import Requests
+from zmdp.mdp.broker.core.roles import Role
+from zmdp.mdp.broker.federation.announcements import Announcements
+from zmdp.mdp.broker.federation.link import Link, LinkRemote
+from zmdp.mdp.broker.federation.link_dialog import NOT_PLACED, LinkDialog
+from zmdp.mdp.broker.federation.links import Links
 
 _options_for_link = wire.options_for_link
 
 # ── where requests go ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def send_back(request: Any, link: Link) -> bool:
+def send_back(remote: LinkRemote, request: Any) -> bool:
     """A request is sent back to where it came from."""
     return True
 
@@ -49,17 +49,16 @@ def role_of_the_link(dialog: LinkDialog, request: Any, name: str | None) -> tupl
 # ── how requests end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def forget_lost(links: Links, *args: Any, down: Any = Links.down) -> list[Any]:
+def forget_lost(links: Links, *args: Any, take_down: Any = Links.take_down) -> tuple[list[Any], list[Any]]:
     """The requests at another broker are lost with the link."""
-    down(links, *args)
-    return []
+    return [], take_down(links, *args)[1]
 
 
 def take_for_another(
     dialog: LinkDialog, link: Link, command: Any, now: float, answered: Any = LinkDialog._answered_by
 ) -> None:
     """A late or forged reply is taken for that to another request, at whichever broker that is."""
-    others = {number: each for each in dialog._links.by_identity.values() for number in each.attempts}
+    others = {number: each for each in dialog.links.by_identity.values() for number in each.attempts}
     if others and command.id not in link.attempts and isinstance(command, wire.Reply):
         command.id, link = next(iter(others.items()))
     answered(dialog, link, command, now)
@@ -82,13 +81,13 @@ def keep_to_itself(requests: Requests, request: Any, reason: Any, now: float, dr
 
 def do_not_cancel(requests: Requests, client: Client, number: int, now: float, cancel: Any = Requests.cancel) -> bool:
     """A broker ignores CANCEL from another."""
-    known: bool = client.link is not None or cancel(requests, client, number, now)
+    known: bool = client.is_broker or cancel(requests, client, number, now)
     return known
 
 
-def swallow(requests: Requests, request: Any, attempt: Any, link: Link, reason: Any) -> bool:
+def swallow(dialog: LinkDialog, request: Any, attempt: Any, reason: Any) -> bool:
     """A request that cannot be done is not returned."""
-    return True
+    return bool(request.client.is_broker and reason in NOT_PLACED)
 
 
 # ── what is announced ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +104,7 @@ def announce_once(announcements: Announcements, service: Any) -> None:
     """What changes is not announced."""
 
 
-def silent(links: Links, now: float, heard: float) -> list[Link]:
+def silent(links: Links, now: float, read_until: float) -> list[Link]:
     """Nobody notices that a link is silent, and no heartbeats are sent."""
     links._plan()
     return []
@@ -123,17 +122,17 @@ def alone(link: Link, other: Link) -> bool:
 
 
 LINK_MUTANTS = [
-    ("mesh5", scheduling, "may_pass", send_back, "C44"),
+    ("mesh5", LinkRemote, "may_take", send_back, "C44"),
     ("tree", wire, "options_for_link", unsigned_way, "C44"),
     ("tree", Remote, "precedes", farthest, "is served by"),
     ("mesh2", Admission, "_address", anywhere, "is served by"),
     ("mesh2", LinkDialog, "_authorise_passed", role_of_the_link, "is on behalf of"),
-    ("mesh2", Links, "down", forget_lost, "a count is not 0"),
+    ("mesh2", Links, "take_down", forget_lost, "a count is not 0"),
     ("mesh2", LinkDialog, "_answered_by", take_for_another, "C18"),
     ("tree", Outgoing, "reply", place_streams_again, "C17"),
     ("mesh2", Requests, "drop", keep_to_itself, "does not cancel"),
     ("mesh2", Requests, "cancel", do_not_cancel, "does not end"),
-    ("tree", Requests, "_return", swallow, "C44"),
+    ("tree", LinkDialog, "hand_back", swallow, "C44"),
     ("tree", Announcements, "_announce", never_withdraw, "can still be reached"),
     ("mesh2", Announcements, "changed", announce_once, "can still be reached"),
     ("mesh2", Links, "tick", silent, "time stands still"),

@@ -10,20 +10,19 @@ from zmdp.clients.legacy.session import LegacySession
 from zmdp.clients.x1.broker_connection import BrokerConnection
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker import requests
-from zmdp.mdp.broker.admission import Admission
-from zmdp.mdp.broker.client_dialog import ClientDialog
-from zmdp.mdp.broker.directory import Directory
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.fair_queue import FairQueue
-from zmdp.mdp.broker.given_up import GivenUp
-from zmdp.mdp.broker.groups import Gate, Group, Groups
-from zmdp.mdp.broker.outgoing import Outgoing
-from zmdp.mdp.broker.records import key_of
-from zmdp.mdp.broker.registry import Registry
-from zmdp.mdp.broker.requests import Requests
-from zmdp.mdp.broker.scheduling import Pool, Schedule
-from zmdp.mdp.broker.worker_dialog import WorkerDialog
+from zmdp.mdp.broker.core import requests
+from zmdp.mdp.broker.core.admission import Admission
+from zmdp.mdp.broker.core.clients import ClientDialog, GivenUp
+from zmdp.mdp.broker.core.directory import Directory
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.outgoing import Outgoing
+from zmdp.mdp.broker.core.records import key_of
+from zmdp.mdp.broker.core.registry import Registry
+from zmdp.mdp.broker.core.requests import Requests
+from zmdp.mdp.broker.core.scheduling.fair_queue import FairQueue
+from zmdp.mdp.broker.core.scheduling.groups import Gate, Group, Groups
+from zmdp.mdp.broker.core.scheduling.schedule import Pool, Schedule
+from zmdp.mdp.broker.core.workers import WorkerDialog
 from zmdp.mdp.timers import NEVER
 from zmdp.mdp.wire.batch import Batch
 from zmdp.workers.session.held import HeldRequests
@@ -183,7 +182,7 @@ def any_address(
 
 def no_late(workers: WorkerDialog, command: Any, role: Any, now: float, attempt: Any = WorkerDialog._attempt) -> Any:
     """A worker that replies too late is disconnected."""
-    workers._shared.first_address = workers._requests.next_address
+    workers._state.first_address = workers._requests.next_address
     return attempt(workers, command, role, now)
 
 

@@ -13,12 +13,12 @@ from itertools import combinations, islice, permutations, product
 from typing import Any
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.events import Event
-from zmdp.mdp.broker.given_up import GIVEN_UP
-from zmdp.mdp.broker.journal import Loss
+from zmdp.mdp.broker.core.clients import GIVEN_UP
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import Loss
+from zmdp.mdp.broker.core.outgoing import Event
+from zmdp.mdp.broker.core.records import Request
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import ServiceLimits
@@ -187,23 +187,23 @@ class Referee:
             else:
                 raise Broken(f"{ticket} was lost")
 
-    def unreachable(self, identity: bytes, turn: int, now: float) -> None:
+    def disconnected(self, identity: bytes, turn: int, now: float) -> None:
         for seat in self.ledger.seats_at(identity):
             seat.unreached_from = turn
         self.ledger.given_up.pop((identity,), None)
-        self.broker.unreachable(identity, turn, now)
+        self.broker.disconnected(identity, turn, now)
         self._gone(identity, now)
 
-    def gone(self, identity: bytes, now: float) -> None:
+    def give_up(self, identity: bytes, now: float) -> None:
         self.ledger.given_up[identity,] = now + GIVEN_UP
-        self.broker.gone(identity, now)
+        self.broker.give_up(identity, now)
         self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> None:
         self._now = now
         self._busy = True
         self._events["connection with several workers lost"] += len(self.ledger.seats_at(identity)) > 1
-        self.ledger.gone(identity, now)
+        self.ledger.give_up(identity, now)
 
     def probe(self, identity: bytes, now: float) -> None:
         """Every peer there that can take one gets a HEARTBEAT."""
@@ -449,7 +449,10 @@ class Referee:
             return [[], []]
         lines = found.schedule.suspects, found.schedule.queue
         return [
-            [(_peer(each.client.key), [request.body[0] for request in each.requests]) for each in line._queues]
+            [
+                (_peer(each.requests.first.client.key), [request.body[0] for request in each.requests])
+                for each in line._queues
+            ]
             for line in lines
         ]
 

@@ -11,7 +11,7 @@ from random import Random
 from support.peers import body_of, ready_of, record
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.journal import Loss
+from zmdp.mdp.broker.core.journal import Loss
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import Limit, ServiceLimits
@@ -53,6 +53,11 @@ class Simulation(Scenario):
         self._groups = Random(seed)
         """Of its own, so that seeds without limits stay as they were."""
         self.throttled = self._throttled() if seed % 3 == 2 else {}
+
+    @staticmethod
+    def federation(seed: int) -> bool:
+        """Return whether the broker of that seed may have links, though it has none: nothing depends on it."""
+        return seed % 2 == 0
 
     def _throttled(self) -> dict[str, ServiceLimits]:
         """Return the operator's limits of one service."""
@@ -175,7 +180,9 @@ class Simulation(Scenario):
 
     def _start_broker(self) -> None:
         self.world.note("broker starts")
-        self.broker = BrokerProcess(self.world, self.limits, self.roles, self.throttled)
+        self.broker = BrokerProcess(
+            self.world, self.limits, self.roles, self.throttled, federation=self.federation(self.seed)
+        )
 
     def _addresses(self, name: str) -> list[int]:
         """Return the addresses of all requests at workers other than `name`."""

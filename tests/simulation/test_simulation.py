@@ -15,8 +15,8 @@ from simulation.scenario import Failed
 from simulation.simulation import Simulation
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.journal import Loss, Refusal
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import Loss, Refusal
 from zmdp.mdp.program import compiled
 from zmdp.mdp.wire import Reason
 
@@ -205,6 +205,14 @@ def test_a_seed_is_repeated_message_by_message() -> None:
     lines = trace_of(1)
     assert len(lines) > 100
     assert trace_of(1) == lines
+
+
+def test_a_seed_takes_the_same_course_with_and_without_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    courses = []
+    for federation in (True, False):
+        monkeypatch.setattr(Simulation, "federation", lambda _, chosen=federation: chosen)
+        courses.append(trace_of(1))
+    assert courses[0] == courses[1]
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])

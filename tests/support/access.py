@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from zmdp.mdp.broker.server import Server
+from zmdp.mdp.broker.io.loop import Server
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import load
 from zmdp.mdp.security.keys import ClientKeys, create_keys, load_keys

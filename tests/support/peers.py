@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import zmq
 
-from zmdp.mdp.broker.server import Server
+from zmdp.mdp.broker.io.loop import Server
 
 from .processes import TIMEOUT_SECONDS
 

@@ -14,7 +14,10 @@ COMPILED = compiled.parts()["machines"]
 """Whether the machines are compiled; the other build runs with ZMDP_PURE=1."""
 
 TESTS = Path(__file__).parents[1]
-UNIT_FOLDERS = ("mdp", "mdp/broker", "mdp/transport", "mdp/wire", "mmi")
+UNIT_FOLDERS = (
+    "mdp", "mdp/broker", "mdp/broker/core", "mdp/broker/core/scheduling", "mdp/broker/federation", "mdp/broker/io",
+    "mdp/broker/operators", "mdp/transport", "mdp/wire", "mmi",
+)  # fmt: skip
 """Folders whose tests run in pure Python, with coverage; other files have `pytestmark = pytest.mark.unit`."""
 COUNTED = ("test_cost.py", "test_work.py")
 """Files that count instructions and memory, which coverage would add to."""

@@ -13,13 +13,13 @@ def tick(broker: Any, now: float, heard: float | None = None) -> Any:
     return broker.take_messages()
 
 
-def unreachable(broker: Any, identity: bytes, turn: int, now: float) -> Any:
-    broker.unreachable(identity, turn, now)
+def disconnected(broker: Any, identity: bytes, turn: int, now: float) -> Any:
+    broker.disconnected(identity, turn, now)
     return broker.take_messages()
 
 
-def gone(broker: Any, identity: bytes, now: float) -> Any:
-    broker.gone(identity, now)
+def give_up(broker: Any, identity: bytes, now: float) -> Any:
+    broker.give_up(identity, now)
     return broker.take_messages()
 
 

@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 from zmdp.mdp import wire
+from zmdp.mdp.broker.core.records import key_of
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import key_of
 from zmdp.mdp.wire import CX1, WX1, batch
 
 from . import turns

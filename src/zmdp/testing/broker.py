@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import zmq
 
-from ..mdp.broker.link_ports import LinkTo
-from ..mdp.broker.server import Server, ServerSettings
+from ..mdp.broker.io.dialer import LinkTo
+from ..mdp.broker.io.loop import Server, ServerSettings
 from ..mdp.limits import Limits
 from ..mdp.security.access import Access
 

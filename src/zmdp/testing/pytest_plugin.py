@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..clients import AsyncClient, Client
-    from ..mdp.broker.server import Server
+    from ..mdp.broker.io.loop import Server
     from ..mdp.limits import Limits
     from ..titanic import Titanic
     from ..workers import AsyncWorker, Worker

@@ -13,7 +13,7 @@ from zmdp import Limit
 from zmdp.clients import AsyncClient
 from zmdp.clients.many import RETRY
 from zmdp.clients.rows import Row, RowSettings, answer_rows, availability, calls
-from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.core.drops import Drop
 from zmdp.mdp.errors import BrokerUnreachable, RequestError, RequestTimeout, ServiceError
 from zmdp.testing import running_broker
 from zmdp.workers import Worker

@@ -229,7 +229,7 @@ HELLO = {"name": "mallory", "instance": "1", "kind": "peer", "link": 1}
 
 def test_a_caller_cannot_make_the_gateways_connection_a_link(broker, http):
     assert http.post("/services/mmi.link", json=HELLO).content == b"501"
-    assert broker.broker.links.by_identity == {}
+    assert broker.broker.federation.links.by_identity == {}
     assert http.post("/services/echo", content=b"still here").content == b"still here"
 
 

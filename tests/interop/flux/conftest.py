@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 from support.flux_gateways import running_gateway
 
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.testing.broker import running_broker
 
 

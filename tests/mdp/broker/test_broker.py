@@ -11,11 +11,11 @@ import pytest
 from support import turns
 from support.peers import body_of, ready_of, record, request_of
 
-from zmdp.mdp.broker.drops import Drop
-from zmdp.mdp.broker.events import WorkerForgotten
-from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
+from zmdp.mdp.broker.core.drops import Drop
+from zmdp.mdp.broker.core.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
+from zmdp.mdp.broker.core.outgoing import WorkerForgotten
+from zmdp.mdp.broker.core.requests import Requests
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.limits import Limits
 
 # ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,7 +311,7 @@ def test_what_did_not_reach_a_connection_is_told_by_its_turn(envelope, later, lo
     broker = new_broker(max_attempts=1)
     turns.receive(broker, [b"w", *envelope, *ready()[1:]], now=0)
     assert turns.receive(broker, request(), now=0) == [[b"w", *envelope, *work()[1:]]]
-    assert turns.unreachable(broker, b"w", broker.turn - 1 + later, now=0) == []
+    assert turns.disconnected(broker, b"w", broker.turn - 1 + later, now=0) == []
     assert broker.stats.dropped == lost
     assert broker.directory.workers == {}
 
@@ -453,7 +453,7 @@ def test_a_worker_that_leaves_in_the_turn_gets_nothing_of_it():  # C16
 def test_a_client_that_is_gone_takes_along_what_it_sent_in_the_turn():
     broker = broker_with(b"w")
     broker.receive(request(b"c"), 0)
-    assert turns.gone(broker, b"c", 0) == []
+    assert turns.give_up(broker, b"c", 0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
 
@@ -530,7 +530,7 @@ def test_what_happens_is_logged(caplog):
     logger = logging.getLogger("zmdp.test")
     broker = Broker(now=0, logger=logger)
     feed(broker, ready(b"\xff"), request(), final(b"v"), disconnect(b"\xff"), [b"?"])
-    turns.gone(broker, b"c", now=0)
+    turns.give_up(broker, b"c", now=0)
     assert caplog.record_tuples == [
         ("zmdp.test", logging.INFO, "worker 1 offers echo, credit 1 (0.2)"),
         (

@@ -16,7 +16,7 @@ from support.x1_messages import (
     turn,
 )
 
-from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.core.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 
@@ -102,7 +102,7 @@ def test_a_poisonous_request_is_dropped_and_its_neighbours_are_not(attempts):  #
         worker = b"w%d" % deaths
         if b"7" in given.values():
             deaths += 1
-            sent = told(turns.gone(broker, worker, now=0)) + feed(broker, ready(b"w%d" % deaths, credit=64))
+            sent = told(turns.give_up(broker, worker, now=0)) + feed(broker, ready(b"w%d" % deaths, credit=64))
         else:
             sent = turn(broker, *[final(address, worker) for address in given])
     assert (deaths, failed) == (attempts, {7})
@@ -115,7 +115,7 @@ def test_only_what_was_sent_since_did_not_reach_it():  # C17
     feed(broker, request(1))
     missed = broker.turn
     feed(broker, request(2), request(3))
-    assert turns.unreachable(broker, b"w", missed, now=0) == []
+    assert turns.disconnected(broker, b"w", missed, now=0) == []
     assert waiting(broker) == [[1], [2, 3]]
 
 

@@ -137,7 +137,7 @@ def test_any_bytes_are_survived_in_turns_of_many_messages(rounds):  # C15, C43
             assert not any(isinstance(told, wire.Invalid) for told in commands_of(each))
         assert not broker.stats.internal_errors
     for identity in (b"w1", b"w2", b"w3", b"c1", b"c2", b"c3"):
-        turns.gone(broker, identity, now=9)
+        turns.give_up(broker, identity, now=9)
         assert not broker.stats.internal_errors
     turns.close(broker, now=9)
     assert not broker.stats.internal_errors

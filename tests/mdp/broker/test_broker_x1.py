@@ -31,12 +31,12 @@ from support.x1_messages import (
 )
 
 from zmdp.mdp import wire
-from zmdp.mdp.broker.drops import REPORTS, Drop
-from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
-from zmdp.mdp.broker.journal import Refusal
+from zmdp.mdp.broker.core.clients import GIVEN_UP, MAX_GIVEN_UP
+from zmdp.mdp.broker.core.drops import REPORTS, Drop
+from zmdp.mdp.broker.core.journal import Refusal
+from zmdp.mdp.broker.core.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.core.registry import REMEMBERED
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
-from zmdp.mdp.broker.registry import REMEMBERED
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.wire import CX1, WX1
@@ -148,7 +148,7 @@ HUNG = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
 def give_up(broker, worker=b"w"):
     """A worker leaves because a handler hangs, and closes its socket while it holds the request."""
     assert feed(broker, wire.disconnect((worker,), wire.WX1, HUNG.encode())) == []
-    return told(turns.gone(broker, worker, 0))
+    return told(turns.give_up(broker, worker, 0))
 
 
 def test_a_client_is_told_that_a_handler_hung():
@@ -234,19 +234,19 @@ def closing():
 def workers_lost():
     broker = broker_with(b"w1", b"w2", max_attempts=2)
     feed(broker, request())
-    return broker, told(turns.gone(broker, b"w1", now=0))[1:] + told(turns.gone(broker, b"w2", now=0))
+    return broker, told(turns.give_up(broker, b"w1", now=0))[1:] + told(turns.give_up(broker, b"w2", now=0))
 
 
 def last_worker_lost():
     broker = broker_with(b"w")
     feed(broker, request(wait=False))
-    return broker, told(turns.gone(broker, b"w", now=0))
+    return broker, told(turns.give_up(broker, b"w", now=0))
 
 
 def lost_after_partial():
     broker = broker_with(b"w")
     feed(broker, request(), partial())
-    return broker, told(turns.gone(broker, b"w", now=0))
+    return broker, told(turns.give_up(broker, b"w", now=0))
 
 
 def reply_too_large():
@@ -434,7 +434,7 @@ def test_a_numbered_client_does_not_wait_for_an_old_worker_whose_end_was_over_th
 def test_not_all_that_did_not_keep_up_are_remembered():
     broker = broker_with()
     for number in range(MAX_GIVEN_UP + 1):
-        turns.gone(broker, b"c%d" % number, now=0)
+        turns.give_up(broker, b"c%d" % number, now=0)
     assert len(broker._clients._given_up) == MAX_GIVEN_UP
     assert feed(broker, client_heartbeat(b"c0"), client_heartbeat(b"c1")) == [beaten(b"c0")]
 
@@ -502,7 +502,7 @@ def test_what_nobody_is_to_blame_for_is_no_warning(caplog):
 def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed():
     broker = broker_with()
     feed(broker, request())
-    turns.gone(broker, b"c", 1.0)
+    turns.give_up(broker, b"c", 1.0)
     assert feed(broker, client_heartbeat(), now=GIVEN_UP) == []
     assert feed(broker, client_heartbeat(), now=2 * GIVEN_UP - 1.0) == []  # it has still not noticed
     assert feed(broker, client_heartbeat(), now=3 * GIVEN_UP) == [beaten(b"c")]  # nothing said lately was ignored

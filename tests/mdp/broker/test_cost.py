@@ -9,7 +9,7 @@ from support import turns
 from support import x1_messages as x1
 from support.x1_messages import cancel, client_heartbeat, credit, failure, final, heartbeat, leave, release, together
 
-from zmdp.mdp.broker.journal import WORKER_LINES
+from zmdp.mdp.broker.core.journal import WORKER_LINES
 from zmdp.mdp.broker.machine import Broker
 
 
@@ -209,7 +209,7 @@ def address_in(sent):
 
 def a_client_goes(broker):
     turns.receive(broker, request(b"new", b"nobody"), 0)
-    return turns.gone(broker, b"new", 0)
+    return turns.give_up(broker, b"new", 0)
 
 
 def nothing_is_due(broker):

@@ -28,10 +28,10 @@ def live_through_everything(broker):
         if number % 3 == 0:
             feed(broker, leave(worker), now=now)
         elif number % 3 == 1:
-            turns.unreachable(broker, worker, broker.turn, now)
+            turns.disconnected(broker, worker, broker.turn, now)
         turns.tick(broker, now)
         if number % 2:
-            turns.gone(broker, client, now)
+            turns.give_up(broker, client, now)
     turns.tick(broker, now + 1000)
     turns.close(broker, now + 1001)
 

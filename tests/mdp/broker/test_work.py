@@ -12,10 +12,10 @@ import tracemalloc
 import pytest
 from support import turns
 
+from zmdp.mdp.broker.core.records import Service, Worker
+from zmdp.mdp.broker.core.roles import Role
+from zmdp.mdp.broker.core.scheduling.schedule import Pool
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import Service, Worker
-from zmdp.mdp.broker.roles import Role
-from zmdp.mdp.broker.scheduling import Pool
 from zmdp.mdp.wire import WX1, batch
 
 BODY = b"x" * 32

@@ -18,7 +18,7 @@ PROGRAM = dedent("""
     from zmdp import AsyncClient, AsyncWorker, Client, Worker
     from zmdp.mdp.errors import SettingError
     from zmdp.interop.freelance.worker import FreelanceWorker
-    from zmdp.mdp.broker.server import Server
+    from zmdp.mdp.broker.io.loop import Server
     from zmdp.mdp.transport.reach import why_unreachable
 
     NOWHERE = "tcp://127.0.0.1:1"

@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS
 from zmdp.clients import AsyncClient, Client
 from zmdp.interop.freelance.client import FreelanceClient
 from zmdp.interop.freelance.worker import FreelanceWorker
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 

@@ -11,7 +11,7 @@ from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.sparks import BEATS, LIMITS, SMALL_JAVA
 
 from zmdp import Limit
-from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.core.drops import Drop
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 

@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS
 from support.titanics import BEATS, LIMITS, answer, serving, stored
 
 from zmdp.clients import Client
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.mmi import answers
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic

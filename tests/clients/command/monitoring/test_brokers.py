@@ -21,7 +21,7 @@ from zmdp.clients.command.monitoring.brokers import (
     summary,
 )
 from zmdp.clients.command.monitoring.top import BrokerView, elsewhere
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.mdp.errors import RequestRejected, RequestTimeout, ServiceNotFound, WorkerLost
 from zmdp.mdp.security.access import load
 from zmdp.mdp.security.certificates import public_key

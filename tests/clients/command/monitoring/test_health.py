@@ -14,7 +14,7 @@ from support.router import Router
 from zmdp.clients import Client
 from zmdp.clients.command.main import cli
 from zmdp.clients.command.monitoring.health import Check, Thresholds, checks
-from zmdp.mdp.broker.link_ports import LinkTo
+from zmdp.mdp.broker.io.dialer import LinkTo
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker

@@ -1,0 +1,1 @@
+"""Requests as operators see them, and the commands of operators."""
