@@ -38,7 +38,7 @@ def machines() -> list[str]:
         "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
         "mdp/transport": ["failover"],
-        "clients/calls": ["call", "dialog"],
+        "clients/calls": ["ask", "call"],
         "clients/x1": ["broker_connection", "connection", "dialog", "session"],
         "workers": ["aio_connection", "connection", "threaded"],
         "workers/session": ["credit", "heartbeats", "held", "outgoing", "session"],

@@ -16,9 +16,9 @@ from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
 from .calls.arguments import RequestArguments, SendArguments, StreamArguments, checked_timeout
+from .calls.ask import Ask, Dialog, Receiver, new_ask
 from .calls.call import Call
 from .calls.defaults import DEFAULT_TOTAL_TIMEOUT
-from .calls.dialog import Ask, Dialog, Receiver, new_ask
 from .calls.inbox import AsyncInbox
 from .calls.reply import Reply, is_available
 from .calls.retry import Retry, checked_retry

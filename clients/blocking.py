@@ -9,8 +9,8 @@ from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
+from .calls.ask import Ask, Dialog
 from .calls.call import Outcome
-from .calls.dialog import Ask, Dialog
 from .calls.inbox import Inbox, ThreadInbox
 from .calls.reply import Reply
 from .calls.settings import ConnectionSettings

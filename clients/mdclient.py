@@ -25,8 +25,8 @@ from .calls.arguments import (
     checked_retries,
     checked_timeout,
 )
+from .calls.ask import Ask, new_ask
 from .calls.defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
-from .calls.dialog import Ask, new_ask
 from .calls.reply import Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings

@@ -28,7 +28,7 @@ from ..mdp.middleware import surrounded
 from ..mdp.program.functions import name_of, underlying
 from .blocking import BlockingDialog
 from .calls.arguments import checked_body
-from .calls.dialog import Ask
+from .calls.ask import Ask
 from .calls.reply import Reply
 from .calls.settings import ConnectionSettings
 

@@ -11,7 +11,7 @@ from ...mdp.services.submission import show_defaults
 from ...mdp.transport.reach import check_listening
 from ..console import bodies
 from ..console.asking import SERVICE, advice, connection_options, new_client
-from ..console.service_names import services as complete_services
+from ..console.completion import services as complete_services
 from . import stubs
 
 

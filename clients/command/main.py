@@ -35,9 +35,9 @@ from ..console.asking import (
     new_client,
     total_timeout,
 )
-from ..console.service_names import services as complete_services
+from ..console.completion import services as complete_services
+from ..json_values import body_for, readable
 from ..mdclient import Client
-from ..values import body_for, readable
 from .bench.load import Progress, Result, mixed, one_by_one, pipelined
 from .completion import completion
 from .describing import describe, stub

@@ -23,8 +23,8 @@ from ...mdp.transport.reach import why_unreachable
 from ...mdp.transport.sockets import dealer
 from ...mdp.wire import Message
 from ..calls.arguments import check_legacy
+from ..calls.ask import Ask, Receiver, deliver
 from ..calls.call import Outcome
-from ..calls.dialog import Ask, Receiver, deliver
 from ..calls.reply import Reply
 from ..calls.settings import ConnectionSettings
 from .session import LegacySession, Resend

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ...mdp.codes import Code
 from ...mdp.errors import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
-from .calls import Connect, Route, Row, RowOutcome, RowSettings, answer_rows
+from .row_calls import Connect, Route, Row, RowOutcome, RowSettings, answer_rows
 
 MIN_BATCH_ROWS: Final = 256
 """The first batch that is yielded has no more rows; each following one may have twice as many."""

@@ -17,7 +17,7 @@ from ...mdp.codes import Code
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.limits import check_number
 from .arrow import OK, Outcome, answer
-from .calls import Connect, Row, RowSettings, answer_rows
+from .row_calls import Connect, Row, RowSettings, answer_rows
 
 ARROW: Final = "arrow"
 """The name of the codec."""

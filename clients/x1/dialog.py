@@ -12,8 +12,8 @@ import zmq
 
 from ...mdp.errors import ClosedError
 from ...mdp.transport.polling import add_reader, remove_reader
+from ..calls.ask import Ask, Receiver, deliver
 from ..calls.call import Call, Outcome
-from ..calls.dialog import Ask, Receiver, deliver
 from ..calls.reply import Reply
 from ..calls.retry import Retry
 from ..calls.settings import ConnectionSettings

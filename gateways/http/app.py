@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from ...clients.calls.call import Call, Outcome
 from ...clients.calls.reply import Reply
-from ...clients.values import encoded
+from ...clients.json_values import encoded
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ...mdp.http.problems import Problem, RawHeaders
 from ...mdp.services import About

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ...clients.calls.call import Call, Outcome
 from ...clients.calls.reply import Reply
-from ...clients.values import is_text, json_of
+from ...clients.json_values import is_text, json_of
 from ...mdp.http.problems import Problem
 from ...mdp.services import About
 from .gateway import Gateway

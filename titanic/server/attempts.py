@@ -21,7 +21,7 @@ from ...clients import (
     StreamInterrupted,
 )
 from ...clients.calls.call import Call, Outcome
-from ...clients.rows.calls import LIMITED
+from ...clients.rows.row_calls import LIMITED
 from ...mdp.codes import Code
 from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from ..api.frames import pack, unpack

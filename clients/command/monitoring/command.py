@@ -16,7 +16,7 @@ from ....mdp.errors import RequestRejected, RequestTimeout
 from ....mdp.transport.reach import check_listening
 from ...console import bodies
 from ...console.asking import OF, addressed, advice, ask, connection_options, new_client
-from ...console.service_names import services as complete_services
+from ...console.completion import services as complete_services
 from ...mdclient import Client
 from . import brokers, tail_view
 from .health import Question, Thresholds, as_dict, checks
