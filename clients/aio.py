@@ -15,12 +15,9 @@ from ..mdp.program import process
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
-from .calls.arguments import RequestArguments, SendArguments, StreamArguments, checked_timeout
+from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, RequestArguments, SendArguments, StreamArguments, checked_timeout
 from .calls.ask import Ask, Dialog, Receiver, new_ask
-from .calls.call import Call
-from .calls.defaults import DEFAULT_TOTAL_TIMEOUT
-from .calls.inbox import AsyncInbox
-from .calls.reply import Reply, is_available
+from .calls.reply import AsyncInbox, Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings
 from .describing import DESCRIBE, Inquiry
@@ -28,6 +25,7 @@ from .legacy.dialog import LegacyDialog
 from .many import MapSettings, checked_settings, rows_of_async
 from .middleware import AsyncClientMiddleware, OutgoingRequest, changed, checked_middleware, outgoing
 from .rows import RowSettings, answer_rows_async
+from .x1.broker_connection import Call
 from .x1.dialog import X1Dialog
 
 I = TypeVar("I")  # noqa: E741 - in and out

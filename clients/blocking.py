@@ -10,9 +10,7 @@ from typing import Any
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
 from .calls.ask import Ask, Dialog
-from .calls.call import Outcome
-from .calls.inbox import Inbox, ThreadInbox
-from .calls.reply import Reply
+from .calls.reply import Inbox, Outcome, Reply, ThreadInbox
 from .calls.settings import ConnectionSettings
 from .futures import ClientThreads, ReplyFuture
 from .legacy.dialog import LegacyDialog

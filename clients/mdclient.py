@@ -18,6 +18,8 @@ from . import typed
 from .aio import AsyncClient
 from .blocking import BlockingDialog
 from .calls.arguments import (
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT,
     RetriedArguments,
     RetriedStreamArguments,
     check_legacy,
@@ -26,7 +28,6 @@ from .calls.arguments import (
     checked_timeout,
 )
 from .calls.ask import Ask, new_ask
-from .calls.defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .calls.reply import Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings

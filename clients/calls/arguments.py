@@ -1,4 +1,4 @@
-"""The arguments of a request, and their checks, each of which raises `SettingError`."""
+"""The arguments of clients and requests: their defaults, and their checks, each of which raises `SettingError`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,20 @@ from ...mdp.errors import SettingError
 from ...mdp.limits import LARGEST
 from .retry import Retry
 
+DEFAULT_TIMEOUT: Final = 5.0
+"""Seconds that `Client` allows for each attempt."""
+DEFAULT_RETRIES: Final = 2
+"""Attempts that `Client` makes after the first."""
+DEFAULT_TOTAL_TIMEOUT: Final = DEFAULT_TIMEOUT * (1 + DEFAULT_RETRIES)
+"""Seconds that `AsyncClient` allows for a request."""
+DEFAULT_HEARTBEAT: Final = 1.0
+"""Seconds."""
+DEFAULT_LIVENESS: Final = 5
+"""Silent heartbeat intervals after which the broker is considered dead."""
+MAX_OUTSTANDING: Final = 10_000
+"""Maximum number of outstanding requests per connection; others wait for their turn."""
 PROTOCOLS: Final = ("X1", "0.2", "0.1")
-"""What a client speaks with brokers."""
+"""The protocols that clients speak."""
 _ONLY_BYTES: Final = {bytes}
 
 

@@ -1,20 +1,24 @@
-"""The interface that clients require of a protocol.
+"""A request as a client makes it (`Ask`), and the interface of what carries it out (`Dialog`).
 
-A client chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog`.  A dialog owns the
-connection; the client above it checks arguments, encodes values and knows which process and event loop it belongs to.
-`Client` reaches the same dialogs through a `BlockingDialog`.
+A client chooses its dialog once, when it is created: `X1Dialog` or `LegacyDialog`.  The dialog owns the connection.  The
+client checks arguments, encodes values, and knows to which process and event loop it belongs.  `Client` reaches the
+same dialogs through a `BlockingDialog`.
 """
 
 import asyncio
 from asyncio import Future
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from ...mdp import wire
+from ...mdp.errors import SettingError
 from .arguments import checked_body, in_group
-from .call import Outcome, encode_options
-from .reply import Reply
+from .reply import Outcome, Reply
 from .retry import Retry
+
+RESERVED: Final = frozenset({"ttl", "headers"})
+"""Names that options cannot have, because they are arguments of a request.  `wait` is allowed if it is true."""
+_NO_WAIT: Final = wire.encode_options({"wait": False})
 
 
 class Ask:
@@ -69,6 +73,30 @@ def new_ask(
     if group != "":
         options = in_group(options, group)
     return Ask(wire.service_name(service), body, timeout, None, 0, False, wait, headers, options, retry)
+
+
+def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
+    """Return the options of a request as JSON; nothing if there are none.  Raises `SettingError` for invalid ones."""
+    if not (options or headers):
+        return b"" if wait else _NO_WAIT
+    # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
+    given: dict[str, Any] = {}
+    if options:
+        if not isinstance(options, Mapping):
+            raise SettingError(f"options are {options!r:.200}: they are a mapping of names to values")
+        given.update(options)
+        reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
+        if not reserved.isdisjoint(given):
+            names = ", ".join(sorted(reserved.intersection(given)))
+            raise SettingError(f"options have {names}: use the arguments timeout, wait and headers instead")
+    if headers:
+        mapped = isinstance(headers, Mapping)
+        if not mapped or not all(isinstance(each, str) for pair in headers.items() for each in pair):
+            raise SettingError(f"headers are {headers!r:.200}: they are a mapping, whose names and values are text")
+        given["headers"] = dict(headers)
+    if not wait:
+        given["wait"] = False
+    return wire.encode_options(given)
 
 
 class Receiver(Protocol):

@@ -21,7 +21,7 @@ from ...mdp.errors import (
 from ...mdp.services import About
 from ...mdp.transport.reach import check_listening
 from ..aio import AsyncClient
-from ..calls.defaults import MAX_OUTSTANDING
+from ..calls.arguments import MAX_OUTSTANDING
 from ..console import bodies
 from ..console.asking import (
     OF,

@@ -15,7 +15,7 @@ from ...mdp.errors import (
     ServiceNotFound,
     WorkerLost,
 )
-from ..calls.defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from ..calls.arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from ..mdclient import Client
 from .completion import services
 

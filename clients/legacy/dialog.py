@@ -24,8 +24,7 @@ from ...mdp.transport.sockets import dealer
 from ...mdp.wire import Message
 from ..calls.arguments import check_legacy
 from ..calls.ask import Ask, Receiver, deliver
-from ..calls.call import Outcome
-from ..calls.reply import Reply
+from ..calls.reply import Outcome, Reply
 from ..calls.settings import ConnectionSettings
 from .session import LegacySession, Resend
 

@@ -13,8 +13,7 @@ from ...mdp import wire
 from ...mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, SettingError, StreamInterrupted
 from ...mdp.limits import Limits
 from ...mdp.wire import Message, Route
-from ..calls.call import MAX_REPLY_BYTES, overlong, size_to_keep
-from ..calls.reply import Reply
+from ..calls.reply import MAX_REPLY_BYTES, Reply, overlong, size_to_keep
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.C02), "0.1": ((b"",), wire.C01)}
 """The envelope and the header of a client's messages, by protocol version (C2, C24)."""

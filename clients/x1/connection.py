@@ -15,10 +15,13 @@ import zmq
 from ...mdp.errors import SettingError
 from ...mdp.program.logs import counted
 from ...mdp.security.keys import ClientKeys
+from ...mdp.transport.monitored import MonitoredDealer
 from ...mdp.transport.multipart import receive, send
 from ...mdp.transport.probe import Probe
-from ..calls.call import Call, Outcome
-from .broker_socket import BrokerSocket
+from ...mdp.transport.reach import ENDED, HANDSHAKE_FAILED
+from ...mdp.transport.sockets import ONE_CONNECTION_MS, Context
+from ..calls.reply import Outcome
+from .broker_connection import BrokerConnection, Call
 from .session import ClientSession
 
 # These two are not Final, which would be compiled in: tests set them.
@@ -36,9 +39,37 @@ MAX_TICK_DELAY_SECONDS: Final = 1.0
 WARNING_SECONDS: Final = 1.0
 """How long requests wait for a broker before a warning says so: a restart takes less."""
 
+MAX_UNREAD: Final = 64
+"""Messages that wait in libzmq's memory until they are read; each has many replies, or a large one.
+
+Reading them wakes libzmq's thread each time that half of these have been read, so few of them cost more."""
+MAX_UNREAD_LARGE: Final = 8
+"""The same, once megabytes have waited."""
+_OPTIONS: Final[dict[int, int]] = {
+    zmq.RECONNECT_IVL: ONE_CONNECTION_MS,
+    zmq.RCVHWM: MAX_UNREAD,
+    zmq.SNDHWM: 0,  # max_outstanding limits what is sent
+}
+
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
 log = logging.getLogger("zmdp.client")
+
+
+class BrokerSocket(MonitoredDealer):
+    """A DEALER socket for one connection, whose monitor reports that it has ended or could not be established."""
+
+    connection: BrokerConnection
+    """What the session knows of the connection; set once it has been told."""
+
+    def __init__(self, endpoint: str, context: Context, keys: ClientKeys | None) -> None:
+        super().__init__(context, endpoint, _OPTIONS, keys, ENDED | HANDSHAKE_FAILED)
+        self.ended = False
+        """The monitor has reported the end of the connection, which it does only once."""
+
+    def expect_large(self) -> None:
+        """Have libzmq read less ahead from now on: large replies come over this connection."""
+        self.socket.set(zmq.RCVHWM, MAX_UNREAD_LARGE)
 
 
 class ClientConnection:

@@ -13,10 +13,10 @@ import zmq
 from ...mdp.errors import ClosedError
 from ...mdp.transport.polling import add_reader, remove_reader
 from ..calls.ask import Ask, Receiver, deliver
-from ..calls.call import Call, Outcome
-from ..calls.reply import Reply
+from ..calls.reply import Outcome, Reply
 from ..calls.retry import Retry
 from ..calls.settings import ConnectionSettings
+from ..x1.broker_connection import Call
 from .connection import ClientConnection
 from .session import ClientSession
 

@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ...clients.calls.call import Call, Outcome
-from ...clients.calls.reply import Reply
+from ...clients.calls.reply import Outcome, Reply
 from ...clients.json_values import encoded
+from ...clients.x1.broker_connection import Call
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ...mdp.http.problems import Problem, RawHeaders
 from ...mdp.services import About

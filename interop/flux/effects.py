@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ...clients.calls.call import Outcome
+from ...clients.calls.reply import Outcome
 from ...workers.session.request import Request
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ...clients.calls.call import Outcome
+from ...clients.calls.reply import Outcome
 from .wire.messages import FluxRequest
 
 

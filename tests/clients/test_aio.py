@@ -21,7 +21,7 @@ from zmdp.clients import (
     ServiceNotFound,
     SettingError,
 )
-from zmdp.clients.calls.call import Call
+from zmdp.clients.x1.broker_connection import Call
 from zmdp.mdp.transport.multipart import receive
 from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker

@@ -20,8 +20,9 @@ from ...clients import (
     SettingError,
     StreamInterrupted,
 )
-from ...clients.calls.call import Call, Outcome
+from ...clients.calls.reply import Outcome
 from ...clients.rows.row_calls import LIMITED
+from ...clients.x1.broker_connection import Call
 from ...mdp.codes import Code
 from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from ..api.frames import pack, unpack

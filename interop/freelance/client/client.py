@@ -13,8 +13,13 @@ from warnings import warn
 
 import zmq
 
-from ....clients.calls.arguments import checked_body, checked_max_outstanding, checked_timeout
-from ....clients.calls.defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from ....clients.calls.arguments import (
+    DEFAULT_TIMEOUT,
+    MAX_OUTSTANDING,
+    checked_body,
+    checked_max_outstanding,
+    checked_timeout,
+)
 from ....clients.calls.reply import Reply
 from ....clients.futures import ClientThreads, ReplyFuture
 from ....mdp.codecs import Codec, Coder

@@ -17,9 +17,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from errno import EAGAIN
 from typing import Any, Final, NamedTuple
 
-from ....clients.calls.call import Outcome
-from ....clients.calls.defaults import MAX_OUTSTANDING
-from ....clients.calls.reply import Reply
+from ....clients.calls.arguments import MAX_OUTSTANDING
+from ....clients.calls.reply import Outcome, Reply
 from ....mdp import wire
 from ....mdp.errors import (
     BrokerUnreachable,

@@ -13,8 +13,7 @@ from support.x1_broker import replies, requests
 from support.x1_client import DISCONNECT, HEARTBEAT
 
 from zmdp.clients import AsyncClient
-from zmdp.clients.x1.broker_socket import MAX_UNREAD, MAX_UNREAD_LARGE
-from zmdp.clients.x1.connection import MAX_BYTES, ClientConnection
+from zmdp.clients.x1.connection import MAX_BYTES, MAX_UNREAD, MAX_UNREAD_LARGE, ClientConnection
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.transport.multipart import receive

@@ -23,10 +23,11 @@ from support.x1_client import (
     unpack,
 )  # fmt: skip
 
-from zmdp.clients.calls.call import Call, encode_options, error_of
+from zmdp.clients.calls.ask import encode_options
 from zmdp.clients.calls.retry import Retry
 from zmdp.clients.x1 import session as module
-from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES
+from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES, Call
+from zmdp.clients.x1.errors import error_of
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
