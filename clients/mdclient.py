@@ -437,7 +437,7 @@ class Client:
         checked = checked_settings(self.protocol, **settings)
         self._check_map("Client.map_arrow cannot run within an event loop: call it in a thread")
         try:
-            from .arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
+            from .rows.arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
         except ImportError as error:
             raise SettingError(f"Client.map_arrow needs PyArrow: {install_command('arrow')} ({error})") from None
         return map_arrow(name, data, input, output, codec, result, rows_per_request, checked, self._connect)

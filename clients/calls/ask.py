@@ -1,8 +1,8 @@
 """A request as a client makes it (`Ask`), and the interface of what carries it out (`Dialog`).
 
-A client chooses its dialog once, when it is created: `X1Dialog` or `LegacyDialog`.  The dialog owns the connection.  The
-client checks arguments, encodes values, and knows to which process and event loop it belongs.  `Client` reaches the
-same dialogs through a `BlockingDialog`.
+A client chooses its dialog once, when it is created: `X1Dialog` or `LegacyDialog`.  The dialog owns the connection.
+The client checks arguments, encodes values, and knows to which process and event loop it belongs.  `Client` reaches
+the same dialogs through a `BlockingDialog`.
 """
 
 import asyncio

@@ -35,11 +35,11 @@ from ..console.asking import (
     new_client,
     total_timeout,
 )
+from ..console.completion import completion
 from ..console.completion import services as complete_services
 from ..json_values import body_for, readable
 from ..mdclient import Client
 from .bench.load import Progress, Result, mixed, one_by_one, pipelined
-from .completion import completion
 from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
 from .limiting import limit

@@ -1,4 +1,4 @@
-"""A request of an X1 client, and the connection over which it is sent: what is outstanding there, and the heartbeats."""
+"""A request of an X1 client (`Call`), and the connection over which it is sent (`BrokerConnection`)."""
 
 import math
 from collections.abc import Sequence
