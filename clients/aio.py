@@ -169,7 +169,7 @@ class AsyncClient:
         return found
 
     async def _surrounded(self, send: Callable[[Ask], Any], ask: Ask) -> Any:
-        """Return what middleware makes of what `send` does: of a reply, or of the iterator of a stream."""
+        """Send a request through the middleware, and return the reply, or the iterator of a stream."""
 
         async def call_next(request: OutgoingRequest) -> Any:
             sent = send(changed(ask, request))
@@ -451,7 +451,7 @@ class AsyncClient:
         For programs that translate between protocols.  It returns immediately.
 
         Args:
-            receiver: Is told of each part, the reply and the error.
+            receiver: Gets each part, and the reply or the error.
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
@@ -463,7 +463,7 @@ class AsyncClient:
             retry: After which errors to send it again; by default the client's `retry`.
 
         Returns:
-            What `cancel` takes, to end the request early.
+            The request, which `cancel` ends early.
 
         Raises:
             SettingError: An argument is invalid, or the protocol is not X1.
@@ -520,8 +520,8 @@ class AsyncClient:
             found = await client.describe("images.resize")
             found.about.version, found.workers                      # '2', 3
 
-        It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
-        as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
+        These are the workers' own statements, which nobody has checked.  If other brokers have workers of it too, they
+        are asked as well, as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
 
         Args:
             service: The service's name.
@@ -539,7 +539,7 @@ class AsyncClient:
         inquiry = Inquiry(name.decode())
         inquiry.take(await self.request(DESCRIBE, name, timeout=timeout))
         while self.protocol == "X1" and (broker := inquiry.next_broker()) is not None:
-            with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
+            with suppress(RequestError):  # the broker is gone by now, or does not tell this role
                 inquiry.take(await self.request(DESCRIBE, name, timeout=timeout, options={"broker": broker}))
         return inquiry.description()
 
@@ -568,7 +568,7 @@ class AsyncClient:
         self._dialog.close()
         if self._settings.owns_context:
             try:
-                await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
+                await asyncio.to_thread(self._settings.end_context)  # waits until the last messages have been sent
             except RuntimeError:  # the interpreter exits, and starts no more threads
                 self._settings.end_context()
 

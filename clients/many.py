@@ -1,4 +1,4 @@
-"""What `Client.map` and `AsyncClient.map` take."""
+"""The settings and rows of `Client.map` and `AsyncClient.map`."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
 from typing import Any, Final, TypedDict

@@ -113,7 +113,7 @@ class Client:
         self._process = process.pid
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints, **loaded)
-        """Make a client for `map`."""
+        """Makes the client that `map` uses."""
         self._dialog: BlockingDialog
         try:
             if surrounding:
@@ -478,8 +478,8 @@ class Client:
             found = client.describe("images.resize")
             found.about.version, found.workers                      # '2', 3
 
-        It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
-        as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
+        These are the workers' own statements, which nobody has checked.  If other brokers have workers of it too, they
+        are asked as well, as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
 
         Args:
             service: The service's name.
@@ -497,7 +497,7 @@ class Client:
         inquiry = Inquiry(name.decode())
         inquiry.take(self.request(DESCRIBE, name, timeout=timeout, retries=retries))
         while self.protocol == "X1" and (broker := inquiry.next_broker()) is not None:
-            with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
+            with suppress(RequestError):  # the broker is gone by now, or does not tell this role
                 options = {"broker": broker}
                 inquiry.take(self.request(DESCRIBE, name, timeout=timeout, retries=retries, options=options))
         return inquiry.description()
@@ -584,7 +584,7 @@ class Client:
         deadline: float | None = None,
         **how: Unpack[RetriedArguments],
     ) -> Ask:
-        """Do the same for a stream, whose `timeout` limits the silence between its parts."""
+        """Return the stream that these arguments describe: its `timeout` limits the silence between its parts."""
         ask = self._ask(service, frames, **how)
         ask.stream = True
         if self.protocol != "X1":

@@ -1,4 +1,4 @@
-"""Middleware of clients: called with each request and with what sends it, which returns the reply.
+"""Middleware of clients: called with each request and with the function that sends it and returns the reply.
 
     def traced(request, call_next):                     # async def, for an AsyncClient
         request.headers["tenant"] = tenant.get()
@@ -52,7 +52,7 @@ AsyncClientMiddleware = Callable[[OutgoingRequest, CallNext], Coroutine[Any, Any
 
 
 def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: bool) -> list[ClientMiddleware]:
-    """Return the middleware of a client of this kind.  Raises `SettingError` for what such a client cannot call."""
+    """Return the middleware of a client of this kind.  Raises `SettingError` for middleware that it cannot call."""
     found = [*middleware]
     for each in found:
         if not callable(each):
@@ -85,7 +85,7 @@ class MiddlewareDialog(BlockingDialog):
         yield from self._call(ask, super().stream)
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
+        """Send a request and return the future of its reply, or of the value that `convert` makes of it."""
 
         def call() -> Any:
             self._check_open()
@@ -131,7 +131,7 @@ class MiddlewareDialog(BlockingDialog):
         """Cancel every outstanding request, close the connection, and end the threads."""
         self._closed = True
         super().close()
-        self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be what closes the client
+        self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be closing the client
 
 
 def outgoing(ask: Ask) -> OutgoingRequest:

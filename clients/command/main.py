@@ -428,7 +428,7 @@ def _body_for(about: About, service: str, frames: Sequence[bytes]) -> Sequence[b
 
 
 def _about(client: Client, service: str) -> About:
-    """Return what the workers of a service say of it, if the broker tells."""
+    """Return the description that the workers of a service give, if the broker passes it on."""
     if client.protocol == "X1" and not service.startswith("mmi."):
         with suppress(ServiceNotFound, RequestRejected):
             return client.describe(service).about

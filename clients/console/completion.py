@@ -14,7 +14,7 @@ from ..mdclient import Client
 
 COMMANDS: Final = ("zmdp", "mdp-broker", "mdp-keys", "mdclient", "mdworker", "titanic", "mdp-gateway", "mdp-spark")
 ANSWER_SECONDS: Final = 0.2
-"""How long the broker may take: its user waits, and can type the name as well."""
+"""How long the broker may take: the user is waiting, and can also type the name."""
 
 
 def services(context: click.Context, argument: click.Parameter, incomplete: str) -> "list[CompletionItem[str]]":

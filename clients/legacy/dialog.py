@@ -44,7 +44,7 @@ class LegacyCall:
 
     def __init__(self, receiver: Any) -> None:
         self.receiver = receiver
-        """Gets its outcomes; None once it needs no more."""
+        """Gets the outcomes; None once no more are delivered."""
 
     def put(self, outcome: Outcome) -> None:
         """Deliver an outcome."""
@@ -75,7 +75,7 @@ class LegacyDialog:
         self._calls: set[LegacyCall] = set()
         """The requests whose tasks have not ended."""
         self._diagnoses: dict[str, asyncio.Future[str | None]] = {}
-        """Attempts to find out why an endpoint does not answer, by endpoint."""
+        """Running diagnoses of endpoints that do not answer."""
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop, once it is known."""
         self._closed = False
@@ -113,7 +113,7 @@ class LegacyDialog:
         call.task.cancel()
 
     async def _perform(self, call: LegacyCall, session: LegacySession, limit: float | None) -> None:
-        """Make a request, and deliver what it results in."""
+        """Make a request, and deliver its outcomes."""
         endpoint, failovers = self.endpoint, self._failovers
         try:
             try:
@@ -179,7 +179,7 @@ class LegacyDialog:
         return True
 
     def _take_idle(self) -> zmq.Socket[bytes] | None:
-        """Return an idle connection, without what has arrived since the last FINAL (C3); None if there is none."""
+        """Return an idle connection, after discarding late messages (C3); None if there is none."""
         if not self._idle:
             return None
         socket = self._idle.pop()

@@ -11,8 +11,8 @@ from ..calls.reply import Reply, size_to_keep
 from ..calls.retry import Retry
 
 LARGE_REQUEST_BYTES: Final = 1 << 20
-"""Size above which a request is not sent before the broker has told its limits: libzmq closes connections over which
-frames far beyond them come, and with them everything else that is outstanding there."""
+"""Size above which a request waits until the broker has told its limits: libzmq closes a connection over which a frame
+far beyond them comes, and all other requests there are lost."""
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 GRACE: tuple[float, float] = (0.05, 0.5)
 """How long the client waits beyond a request's timeout for the broker's ERROR, which is more informative than silence:
@@ -70,7 +70,7 @@ class Call(TimerNode):
         self.ended = False
 
     def wait_from(self, now: float) -> bool:
-        """Set `due`, since something has happened.  Return whether there is such a time."""
+        """Set `due`, counting silence from now on.  Return whether the request has such a time."""
         due = math.inf
         if self.deadline is not None and self.timeout is not None:
             due = self.deadline + min(self.timeout * GRACE[0], GRACE[1])
@@ -87,7 +87,7 @@ class Call(TimerNode):
         self.collected_bytes += size_to_keep(body)
 
     def complete(self, body: Sequence[bytes]) -> Reply:
-        """Return the reply: what was collected, and the body of the FINAL."""
+        """Return the reply: the collected frames, and those of the FINAL."""
         reply = Reply(body, service=self.service.decode(), final=True)
         if self.collected is not None:
             reply[:0] = self.collected
@@ -140,11 +140,11 @@ class BrokerConnection(Place):
         self.beat_at = 0.0
         """When to send the next HEARTBEAT, or to give up the broker."""
         self.excused_until = -math.inf
-        """Until when silence proves nothing, because this process was held up."""
+        """The time until which silence proves nothing, because this process was held up."""
         self._limits: wire.Limits | None = None
-        """What the broker accepts, once it has told."""
+        """The broker's limits, once it has told them."""
         self._large: dict[Any, Call] = {}
-        """Large requests that wait for that."""
+        """Large requests that wait for the limits."""
         self._heartbeat = heartbeat
         self._patience = patience
         self._batch: Any = _new_batch()
@@ -225,7 +225,7 @@ class BrokerConnection(Place):
         return messages
 
     def end(self, reason: str) -> None:
-        """Stop using the connection: what was not sent yet is discarded."""
+        """Stop using the connection, and discard unsent commands."""
         self.lost = reason
         self._batch = _new_batch()
         self._large = {}
@@ -235,9 +235,10 @@ class BrokerConnection(Place):
     # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def notice_delay(self, now: float) -> None:
-        """Find out whether this process was held up: then what the broker has sent is still to be read.
+        """Find out whether this process was held up: then messages of the broker may still be unread.
 
-        It may not even have reached the socket, because ZeroMQ's thread was held up too, or stops reading at its limit.
+        They may not even have reached the socket, because ZeroMQ's thread was held up too, or stops reading at its
+        limit.
         """
         if now > self.beat_at + self._heartbeat and self.calls and self.lost is None:
             self.excused_until = now + self._heartbeat

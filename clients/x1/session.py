@@ -1,9 +1,9 @@
 """The client's side of X1 as a state machine: any number of numbered requests, over one connection after the other.
 
 It uses no socket and no clock.  `ClientConnection` opens a socket to `endpoint` at the time `retry_at` and reports it
-with `connected`.  It calls `receive` and `tick`, sends what `take_messages` returns, and delivers what
-`take_events` returns.  When the connection is lost, `current.lost` says why, and it closes the socket: every
-outstanding request is resent, under its old number, over the next connection.
+with `connected`.  It calls `receive` and `tick`, sends the messages of `take_messages`, and delivers the outcomes of
+`take_events`.  When the connection is lost, `current.lost` says why, and it closes the socket: every outstanding
+request is resent, under its old number, over the next connection.
 
 With several brokers (`Failover`), the session also leaves a connection that still works: when its broker drains, and
 when the first broker is back.  From then on another `BrokerConnection` is the `current` one.  The requests that are
@@ -72,7 +72,7 @@ class ClientSession:
         """Requests that have not ended, without those that wait for them."""
         self.max_outstanding = max_outstanding
         self.events: list[tuple[Call, Outcome]] = []
-        """What `take_events` would return."""
+        """The outcomes that `take_events` would return."""
         self._rng = rng or random.Random()  # noqa: S311 - jitter only
         self.failover = Failover(endpoints, self._rng)
         self._several = self.failover.several
@@ -88,7 +88,7 @@ class ClientSession:
         self._old: list[BrokerConnection] = []
         """Connections that were left, and where requests are outstanding."""
         self._trouble: str | None = None
-        """Why the last connection was lost, until a broker sends something again."""
+        """Why the last connection was lost; None once a broker has sent something again."""
         self._last_number = 0
         self._due: Timers[Call] = Timers(0.01)
 
@@ -185,7 +185,7 @@ class ClientSession:
         self._forget(call)
         self.events.append((call, error))
 
-    def _failed(self, call: Call, error: RequestError, now: float) -> None:
+    def _fail_or_retry(self, call: Call, error: RequestError, now: float) -> None:
         """End a request that the broker or its worker has failed, or send it again after a pause."""
         retry = call.retry
         if retry is not None and not call.streamed and error.code in retry.codes and call.attempts < retry.attempts:
@@ -280,8 +280,8 @@ class ClientSession:
         self._take_from_place(call)
         self._send_again(call, now)
 
-    def refuse(self, reason: str) -> None:
-        """Fail every request without a connection, because every broker refuses this client."""
+    def refused_by_all(self, reason: str) -> None:
+        """Report that every broker refuses this client: every request without a connection fails."""
         for call in list(self.current.calls.values()):
             service = call.service.decode()
             text = f"service {service!r} cannot be called through {self.current.endpoint}: {reason}"
@@ -331,13 +331,13 @@ class ClientSession:
             return
         over.expect_sign_of_life(now)
         if not over.heard:
-            self._heard(over)
+            self._note_first_message(over)
         if not found.bare:
             self._process(batch.to_client(message, found.at), over, now)
             if self._waiting.calls:
                 self._begin_waiting(now)
 
-    def _heard(self, connection: BrokerConnection) -> None:
+    def _note_first_message(self, connection: BrokerConnection) -> None:
         """Record that the broker has sent something over a connection for the first time."""
         connection.heard = True
         if connection is self.current:
@@ -349,7 +349,7 @@ class ClientSession:
             if isinstance(command, wire.Reply):
                 call = calls.get(command.id)
                 if call is not None:  # else it was cancelled, or is outstanding at another connection
-                    self._answered(call, command, now)
+                    self._take_reply(call, command, now)
             elif isinstance(command, wire.Error):
                 call = calls.get(command.id)
                 if call is None:
@@ -357,7 +357,7 @@ class ClientSession:
                 if self._several and command.code == Code.DRAINING and not command.detail and not call.streamed:
                     refused.append(call)  # another broker can have it
                 else:
-                    self._failed(call, error_of(call, command), now)
+                    self._fail_or_retry(call, error_of(call, command), now)
             elif isinstance(command, wire.Limits):
                 for call in connection.told_limits(command, now):
                     self._fail(call, too_large(call.service, str(connection.refuses(call.body))))
@@ -367,21 +367,21 @@ class ClientSession:
             self._drained(connection, refused, now)
 
     def _drained(self, connection: BrokerConnection, refused: list[Call], now: float) -> None:
-        """Leave a broker that drains, and send to the next what it has refused."""
+        """Leave a broker that drains, and send the requests that it has refused to the next one."""
         if connection is self.current:
             lasted = now - self.failover.connected_at
             self.failover.lost("it drains", now, of_use=lasted >= SHORT_CONNECTION_SECONDS, dismissed=True)
             self._leave("the broker drains", now)
         for call in refused:
-            if not call.ended and call.place is connection:  # else the same message says something else of it
+            if not call.ended and call.place is connection:  # else the same message has ended it
                 self._move(call, now)
 
-    def _answered(self, call: Call, answer: wire.Reply, now: float) -> None:
+    def _take_reply(self, call: Call, answer: wire.Reply, now: float) -> None:
         body = answer.body
         if answer.final:
             failure = wire.parse_error(body)  # from a worker whose dialect has no ERROR
             if failure is not None:
-                self._failed(call, ServiceError(failure[0], failure[1], service=call.service.decode()), now)
+                self._fail_or_retry(call, ServiceError(failure[0], failure[1], service=call.service.decode()), now)
                 return
             self._forget(call)
             self.events.append((call, call.complete(body)))
@@ -404,7 +404,7 @@ class ClientSession:
         return self.current.take_messages()
 
     def take_events(self) -> list[tuple[Call, Outcome]]:
-        """Return what to deliver: the outcomes of requests since the last call."""
+        """Return the outcomes of requests since the last call."""
         events, self.events = self.events, []
         return events
 

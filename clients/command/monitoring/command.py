@@ -145,7 +145,7 @@ def top(*, interval: float, count: int | None, every: bool, on: str | None, as_j
 
 
 def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
-    """Return a function that returns what a broker reports, with rates since the previous call."""
+    """Return a function that returns the report of a broker, with rates since the previous call."""
     before = None
 
     def look(client: Client) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
 
 
 def _looks_at_all(connection: dict[str, Any]) -> Callable[[Client], dict[str, Any]]:
-    """Return a function that returns what all reachable brokers report, with rates since the previous call."""
+    """Return a function that returns the reports of all reachable brokers, with rates since the previous call."""
     before: list[brokers.BrokerReport] = []
 
     def look(client: Client) -> dict[str, Any]:

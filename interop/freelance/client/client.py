@@ -278,7 +278,7 @@ class AsyncFreelanceClient:
     def _set_timer(self) -> None:
         due = self._connection.due()
         if self._timer is not None and self._timer_at <= due:
-            return  # a timer that fires too early is harmless, so it is rarely replaced
+            return  # a timer that fires too early is harmless
         if self._timer is not None:
             self._timer.cancel()
         if self._loop is not None:

@@ -462,7 +462,7 @@ def test_a_refusal_ends_every_request() -> None:
     session, _ = asking(many=2, timeout=60.0)
     session.lose("the broker refuses this key", 101.0)
     assert events(session) == []
-    session.refuse("the broker refuses this key")
+    session.refused_by_all("the broker refuses this key")
     text = "service 'echo' cannot be called through tcp://here: the broker refuses this key"
     assert events(session) == [(number, BrokerUnreachable, text, "echo", None) for number in (1, 2)]
     assert is_empty(session)
