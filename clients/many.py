@@ -5,8 +5,8 @@ from typing import Any, Final, TypedDict
 
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
-from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING, check_legacy, checked_timeout, in_group
-from .calls.ask import encode_options
+from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING, check_legacy, checked_timeout
+from .calls.ask import encode_options, in_group
 from .calls.retry import Retry
 from .rows import Row, RowSettings
 

@@ -23,11 +23,10 @@ from .calls.arguments import (
     RetriedArguments,
     RetriedStreamArguments,
     check_legacy,
-    checked_body,
     checked_retries,
     checked_timeout,
 )
-from .calls.ask import Ask, new_ask
+from .calls.ask import Ask, checked_body, new_ask
 from .calls.reply import Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings

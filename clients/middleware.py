@@ -27,8 +27,7 @@ from ..mdp.errors import ClosedError, SettingError
 from ..mdp.middleware import surrounded
 from ..mdp.program.functions import name_of, underlying
 from .blocking import BlockingDialog
-from .calls.arguments import checked_body
-from .calls.ask import Ask
+from .calls.ask import Ask, checked_body
 from .calls.reply import Reply
 from .calls.settings import ConnectionSettings
 

@@ -1,7 +1,7 @@
 """The arguments of clients and requests: their defaults, and their checks, each of which raises `SettingError`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, TypedDict
 
 from ...mdp.errors import SettingError
@@ -22,7 +22,6 @@ MAX_OUTSTANDING: Final = 10_000
 """Maximum number of outstanding requests per connection; others wait for their turn."""
 PROTOCOLS: Final = ("X1", "0.2", "0.1")
 """The protocols that clients speak."""
-_FRAME: Final = (bytes, bytearray, memoryview)
 
 
 class SendArguments(TypedDict, total=False):
@@ -57,27 +56,6 @@ class RetriedStreamArguments(RetriedArguments, total=False):
     """Keyword arguments of a stream that may take several attempts, which `Client.stream` describes."""
 
     deadline: float | None
-
-
-def in_group(options: Mapping[str, Any] | None, group: str) -> Mapping[str, Any] | None:
-    """Return `options` with the name of the request's group, if it has one."""
-    given: Any = group
-    if not isinstance(given, str):
-        raise SettingError(f"group is {given!r:.100}: it must be a text, such as the name of a tenant")
-    return {**(options or {}), "group": group} if group else options
-
-
-def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
-    """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
-    if len(frames) == 1 and type(frames[0]) is bytes:  # without this, a request of an AsyncClient takes 5 % longer
-        return frames
-    for at, frame in enumerate(frames):
-        if not isinstance(frame, _FRAME):
-            kind = type(frame).__name__
-            raise SettingError(
-                f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
-            )
-    return [bytes(frame) for frame in frames] or [b""]
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:

@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 
 from ...mdp import wire
 from ...mdp.errors import SettingError
-from .arguments import checked_body, in_group
 from .reply import Outcome, Reply
 from .retry import Retry
 
 RESERVED: Final = frozenset({"ttl", "headers"})
 """Names that options cannot have, because they are arguments of a request.  `wait` is allowed if it is true."""
+_FRAME: Final = (bytes, bytearray, memoryview)
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 
@@ -71,6 +71,26 @@ def new_ask(
     invalid."""
     body, options = checked_body(frames), in_group(options, group)
     return Ask(wire.service_name(service), body, timeout, None, 0, False, wait, headers, options, retry)
+
+
+def in_group(options: Any, group: Any) -> Any:
+    """Return `options` with the name of the request's group, if it has one."""
+    if not isinstance(group, str):
+        raise SettingError(f"group is {group!r:.100}: it must be a text, such as the name of a tenant")
+    return {**(options or {}), "group": group} if group else options
+
+
+def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
+    """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
+    if len(frames) == 1 and type(frames[0]) is bytes:  # without this, a request of an AsyncClient takes 5 % longer
+        return frames
+    for at, frame in enumerate(frames):
+        if not isinstance(frame, _FRAME):
+            kind = type(frame).__name__
+            raise SettingError(
+                f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
+            )
+    return [bytes(frame) for frame in frames] or [b""]
 
 
 def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:

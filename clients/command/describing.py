@@ -1,4 +1,4 @@
-"""`mdclient describe` and `mdclient stub`: the description that workers give of their service, for people and as code."""
+"""`mdclient describe` and `mdclient stub`: the workers' description of a service, for people and as code."""
 
 from collections.abc import Mapping
 from typing import Any

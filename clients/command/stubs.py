@@ -1,4 +1,4 @@
-"""Python code for callers of services, written from the descriptions that workers give: dataclasses and `Service` objects.
+"""Python code for callers of services, written from the workers' descriptions: dataclasses and `Service` objects.
 
 What workers say is untrusted: names in the code are identifiers, and everything else is in literals, so that nothing
 of it is run.

@@ -166,7 +166,7 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
 
 
 def elsewhere(service: Mapping[str, Any]) -> str:
-    """Return the capacity of a service at other brokers, from a row of `mmi.services`; an empty text if there is none."""
+    """Return the capacity of a service at other brokers, from a row of `mmi.services`; empty if there is none."""
     if not service.get("remote_credit"):
         return ""
     offered = f"{service['remote_free']:,} of {service['remote_credit']:,} free"

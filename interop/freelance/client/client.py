@@ -13,13 +13,8 @@ from warnings import warn
 
 import zmq
 
-from ....clients.calls.arguments import (
-    DEFAULT_TIMEOUT,
-    MAX_OUTSTANDING,
-    checked_body,
-    checked_max_outstanding,
-    checked_timeout,
-)
+from ....clients.calls.arguments import DEFAULT_TIMEOUT, MAX_OUTSTANDING, checked_max_outstanding, checked_timeout
+from ....clients.calls.ask import checked_body
 from ....clients.calls.reply import Reply
 from ....clients.futures import ClientThreads, ReplyFuture
 from ....mdp.codecs import Codec, Coder
