@@ -9,14 +9,14 @@ from warnings import warn
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.errors import RequestError, SettingError, ZmdpError
 from ..mdp.middleware import surrounded
 from ..mdp.program import process
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
 from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, RequestArguments, SendArguments, StreamArguments, checked_timeout
-from .calls.ask import Ask, Dialog, Receiver, new_ask
+from .calls.ask import Ask, Dialog, Receiver, check_usable, new_ask
 from .calls.reply import AsyncInbox, Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings
@@ -544,10 +544,7 @@ class AsyncClient:
         return inquiry.description()
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this client was closed")
-        if process.pid != self._process:
-            raise ClosedError("this client belongs to the process that created it: create one after fork()")
+        check_usable(self._closed, self._process)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:

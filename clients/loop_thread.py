@@ -13,9 +13,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from ..mdp.errors import ClosedError
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.wake import Wake
+from .calls.reply import closed_error
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class LoopThread:
 
     def _begin(self, receiver: "TaskReceiver", operation: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if self._ended:
-            receiver.put(_closed_error())
+            receiver.put(closed_error())
             return
         receiver.call = task = self._loop.create_task(operation(*args))
         task.add_done_callback(partial(_settle, receiver))
@@ -166,11 +166,7 @@ class TaskReceiver(Protocol):
 
 
 def _settle(receiver: TaskReceiver, task: "asyncio.Task[Any]") -> None:
-    receiver.put(_closed_error() if task.cancelled() else task.exception() or task.result())
-
-
-def _closed_error() -> ClosedError:
-    return ClosedError("this client was closed")
+    receiver.put(closed_error() if task.cancelled() else task.exception() or task.result())
 
 
 class PendingOutcome:

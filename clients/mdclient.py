@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.errors import RequestError, SettingError, ZmdpError
 from ..mdp.program import process
 from ..mdp.program.extras import install_command
 from ..mdp.services import BaseService, Description, Service, Streaming
@@ -26,7 +26,7 @@ from .calls.arguments import (
     checked_retries,
     checked_timeout,
 )
-from .calls.ask import Ask, checked_body, new_ask
+from .calls.ask import Ask, check_usable, checked_body, new_ask
 from .calls.reply import Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings
@@ -593,11 +593,7 @@ class Client:
         return ask
 
     def _usable(self) -> BlockingDialog:
-        # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
-        if process.pid != self._process:
-            raise ClosedError("this client belongs to the process that created it: create one after fork()")
-        if self._closed:
-            raise ClosedError("this client was closed")
+        check_usable(self._closed, self._process)
         return self._dialog
 
     def close(self) -> None:

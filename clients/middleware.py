@@ -28,7 +28,7 @@ from ..mdp.middleware import surrounded
 from ..mdp.program.functions import name_of, underlying
 from .blocking import BlockingDialog
 from .calls.ask import Ask, checked_body
-from .calls.reply import Reply
+from .calls.reply import Reply, closed_error
 from .calls.settings import ConnectionSettings
 
 MAX_THREADS: Final = 64
@@ -96,7 +96,7 @@ class MiddlewareDialog(BlockingDialog):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this client was closed")
+            raise closed_error()
 
     def _call(self, ask: Ask, send: Callable[[Ask], Any]) -> Any:
         def call_next(request: OutgoingRequest) -> Any:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from ...mdp import wire
-from ...mdp.errors import SettingError
-from .reply import Outcome, Reply
+from ...mdp.errors import ClosedError, SettingError
+from ...mdp.program import process
+from .reply import Outcome, Reply, closed_error
 from .retry import Retry
 
 RESERVED: Final = frozenset({"ttl", "headers"})
@@ -115,6 +116,17 @@ def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any]
     if not wait:
         given["wait"] = False
     return wire.encode_options(given)
+
+
+def check_usable(closed: bool, pid: int) -> None:
+    """Raise `ClosedError` if a client was closed, or was created by another process than this one.
+
+    A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
+    """
+    if closed:
+        raise closed_error()
+    if process.pid != pid:
+        raise ClosedError("this client belongs to the process that created it: create one after fork()")
 
 
 class Receiver(Protocol):

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from ...mdp.codes import Code
-from ...mdp.errors import RequestRejected, StreamInterrupted, ZmdpError
+from ...mdp.errors import ClosedError, RequestRejected, StreamInterrupted, ZmdpError
 from ...mdp.limits import Limits
 from ...mdp.wire.names import show
 
@@ -58,6 +58,11 @@ def overlong(service: str, most: int) -> RequestRejected:
     """Return the exception of a request whose PARTIALs together have more than `most` bytes."""
     text = f"the parts of the reply of service {service!r} exceed {most} bytes: use stream()"
     return RequestRejected(text, service=service, code=Code.TOO_LARGE)
+
+
+def closed_error() -> ClosedError:
+    """Return the exception of requests of a client that was closed."""
+    return ClosedError("this client was closed")
 
 
 def is_available(reply: Sequence[bytes], service: str | bytes) -> bool:

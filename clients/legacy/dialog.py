@@ -24,7 +24,7 @@ from ...mdp.transport.sockets import dealer
 from ...mdp.wire import Message
 from ..calls.arguments import check_legacy
 from ..calls.ask import Ask, Receiver, deliver
-from ..calls.reply import Outcome, Reply
+from ..calls.reply import Outcome, Reply, closed_error
 from ..calls.settings import ConnectionSettings
 from .session import LegacySession, Resend
 
@@ -92,7 +92,7 @@ class LegacyDialog:
         timeout = ask.timeout
         check_legacy(options, ask.retry, ask.stream and timeout)
         if self._closed:
-            raise ClosedError("this client was closed")
+            raise closed_error()
         self.loop = asyncio.get_running_loop()
         session = LegacySession(self._settings.protocol, envelope=self._settings.envelope)
         now = time.monotonic()
@@ -128,7 +128,7 @@ class LegacyDialog:
             finally:
                 self._connections.release()
         except asyncio.CancelledError:
-            call.put(ClosedError("this client was closed"))
+            call.put(closed_error())
             raise
         except ZmdpError as error:
             call.put(error.with_traceback(None))
@@ -143,7 +143,7 @@ class LegacyDialog:
         Return False if it has to be sent again, to the next broker (C5).
         """
         if self._closed:
-            raise ClosedError("this client was closed")
+            raise closed_error()
         endpoint, failovers = self.endpoint, self._failovers
         socket = self._take_idle() or self._open(endpoint)
         arrived = self._busy[socket] = asyncio.Event()
@@ -192,7 +192,7 @@ class LegacyDialog:
         late = False
         while True:
             if self._closed:
-                raise ClosedError("this client was closed")
+                raise closed_error()
             arrived.clear()  # before receiving, because the descriptor reports changes only
             message = receive(socket)
             if message is not None or late:
@@ -252,7 +252,7 @@ class LegacyDialog:
             socket.close(LINGER_MS)
         if loop is not None:
             for call in [*self._calls]:
-                call.put(ClosedError("this client was closed"))
+                call.put(closed_error())
                 call.task.cancel()
 
 
