@@ -90,8 +90,8 @@ class FreelanceWorker(_FreelanceBase[Handler], Worker):
         concurrency: Threads that run the handler (default 1).
         codec: As in `Worker`.
         name: As in `Worker`.
-        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is that of
-            the server.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is
+            that of the server.
         insecure: Admit everybody, even if other machines can connect.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
@@ -119,8 +119,8 @@ class AsyncFreelanceWorker(_FreelanceBase[AsyncHandler], AsyncWorker):
         handler: As in `AsyncWorker`.
         bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
         service: The name that requests show to the handler.
-        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is that of
-            the server.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is
+            that of the server.
         insecure: Admit everybody, even if other machines can connect.
         arguments: Those of `FreelanceWorker`; `concurrency` is the maximum number of concurrent requests (default 64).
 
@@ -152,8 +152,8 @@ def freelance_worker(
         worker: The worker whose handler and settings the server has.
         endpoint: The public endpoint, by which clients know this server, and to which they connect.
         bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
-        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is that of
-            the server.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is
+            that of the server.
         insecure: Admit everybody, even if other machines can connect.
 
     Returns:
