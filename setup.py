@@ -39,7 +39,7 @@ def machines() -> list[str]:
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
         "mdp/transport": ["failover"],
         "clients/calls": ["ask"],
-        "clients/x1": ["broker_connection", "connection", "dialog", "errors", "session"],
+        "clients/x1": ["broker_connection", "client_connection", "dialog", "errors", "session"],
         "workers": ["aio_connection", "connection", "threaded"],
         "workers/session": ["credit", "heartbeats", "held", "outgoing", "session"],
         "interop/freelance/worker": ["aio", "session", "threads"],

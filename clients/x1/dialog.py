@@ -17,7 +17,7 @@ from ..calls.reply import Outcome, Reply
 from ..calls.retry import Retry
 from ..calls.settings import ConnectionSettings
 from ..x1.broker_connection import Call
-from .connection import ClientConnection
+from .client_connection import ClientConnection
 from .session import ClientSession
 
 log = logging.getLogger("zmdp.client")
