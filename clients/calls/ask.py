@@ -18,7 +18,6 @@ from .retry import Retry
 
 RESERVED: Final = frozenset({"ttl", "headers"})
 """Names that options cannot have, because they are arguments of a request.  `wait` is allowed if it is true."""
-_FRAME: Final = (bytes, bytearray, memoryview)
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 
@@ -83,15 +82,16 @@ def in_group(options: Any, group: Any) -> Any:
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
     """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
-    if len(frames) == 1 and type(frames[0]) is bytes:  # without this, a request of an AsyncClient takes 5 % longer
-        return frames
-    for at, frame in enumerate(frames):
-        if not isinstance(frame, _FRAME):
-            kind = type(frame).__name__
-            raise SettingError(
-                f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
-            )
-    return [bytes(frame) for frame in frames] or [b""]
+    return [each if type(each) is bytes else _as_bytes(at, each) for at, each in enumerate(frames)] or [b""]
+
+
+def _as_bytes(at: int, frame: Any) -> bytes:
+    if not isinstance(frame, bytes | bytearray | memoryview):
+        kind = type(frame).__name__
+        raise SettingError(
+            f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
+        )
+    return bytes(frame)
 
 
 def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:

@@ -257,15 +257,9 @@ class ClientConnection:
 
     @property
     def unsent(self) -> bool:
-        """Whether `flush` has anything to do."""
+        """Whether `step` has anything to send, or a connection to open."""
         current = self.session.current
         return bool(current.unsent) or current.lost is not None or any(old.connection.unsent for old in self._old)
-
-    def flush(self, now: float) -> None:
-        """Send what is unsent, reconnect if that is due, and deliver.  `step` must be called soon afterwards."""
-        self._send(now)
-        self._flush_old(now)
-        self.deliver()
 
     def _send(self, now: float) -> bool:
         """Send what is unsent over the current connection; reconnect if that is due.  Return whether to step again."""

@@ -69,7 +69,7 @@ def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
     connection.step(time.monotonic())  # from then on the monitor's descriptor tells
     outcomes = []
     ask(connection, outcomes)
-    connection.flush(time.monotonic())
+    connection.step(time.monotonic())
     answer(router, b"reply")
     descriptor = zmq.Poller()
     descriptor.register(connection.descriptors()[1], zmq.POLLIN)
@@ -299,7 +299,7 @@ def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, conne
     """Even if the broker before it had answered, after which a client reconnects at once."""
     outcomes = []
     ask(connection, outcomes)
-    connection.flush(time.monotonic())
+    connection.step(time.monotonic())
     answer(router, b"reply")
     step_until(connection, lambda: outcomes)
 
@@ -420,7 +420,7 @@ def test_a_request_is_cancelled_at_once_over_an_old_connection(router, pair):
     assert not pair.unsent
     pair.session.cancel(call)
     assert pair.unsent
-    pair.flush(time.monotonic())
+    pair.step(time.monotonic())
     record = b"\0\0\0\x09\x05" + bytes(7) + b"\1"
     assert router.recv_multipart() == [sender, b"", b"MDPCX1", b"\x09", record]
 
