@@ -542,7 +542,7 @@ def test_a_client_that_cannot_open_a_socket_tries_again(monkeypatch, endpoint):
             monkeypatch.undo()
             raise zmq.ZMQError(24)
 
-        monkeypatch.setattr("zmdp.clients.x1.client_connection.BrokerSocket", fail)
+        monkeypatch.setattr("zmdp.mdp.transport.monitored.MonitoredDealer.__init__", fail)
     assert future.result(TIMEOUT_SECONDS) == [b"x"]
     client.close()
 

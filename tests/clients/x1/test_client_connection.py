@@ -306,7 +306,7 @@ def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, conne
     def fail(*arguments):
         raise zmq.ZMQError(errno.EMFILE)
 
-    monkeypatch.setattr("zmdp.clients.x1.client_connection.BrokerSocket", fail)
+    monkeypatch.setattr("zmdp.mdp.transport.monitored.MonitoredDealer.__init__", fail)
     session = connection.session
     ask(connection, outcomes)
     now = time.monotonic()
