@@ -9,18 +9,15 @@ from warnings import warn
 
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.errors import RequestError, SettingError, ZmdpError
 from ..mdp.middleware import surrounded
 from ..mdp.program import process
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
-from .calls.arguments import RequestArguments, SendArguments, StreamArguments, checked_timeout
-from .calls.call import Call
-from .calls.defaults import DEFAULT_TOTAL_TIMEOUT
-from .calls.dialog import Ask, Dialog, Receiver, new_ask
-from .calls.inbox import AsyncInbox
-from .calls.reply import Reply, is_available
+from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, RequestArguments, SendArguments, StreamArguments, checked_timeout
+from .calls.ask import Ask, Dialog, Receiver, check_usable, new_ask
+from .calls.reply import AsyncInbox, Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings
 from .describing import DESCRIBE, Inquiry
@@ -28,6 +25,7 @@ from .legacy.dialog import LegacyDialog
 from .many import MapSettings, checked_settings, rows_of_async
 from .middleware import AsyncClientMiddleware, OutgoingRequest, changed, checked_middleware, outgoing
 from .rows import RowSettings, answer_rows_async
+from .x1.broker_connection import Call
 from .x1.dialog import X1Dialog
 
 I = TypeVar("I")  # noqa: E741 - in and out
@@ -171,7 +169,7 @@ class AsyncClient:
         return found
 
     async def _surrounded(self, send: Callable[[Ask], Any], ask: Ask) -> Any:
-        """Return what middleware makes of what `send` does: of a reply, or of the iterator of a stream."""
+        """Send a request through the middleware, and return the reply, or the iterator of a stream."""
 
         async def call_next(request: OutgoingRequest) -> Any:
             sent = send(changed(ask, request))
@@ -453,7 +451,7 @@ class AsyncClient:
         For programs that translate between protocols.  It returns immediately.
 
         Args:
-            receiver: Is told of each part, the reply and the error.
+            receiver: Gets each part, and the reply or the error.
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
@@ -465,7 +463,7 @@ class AsyncClient:
             retry: After which errors to send it again; by default the client's `retry`.
 
         Returns:
-            What `cancel` takes, to end the request early.
+            The request, which `cancel` ends early.
 
         Raises:
             SettingError: An argument is invalid, or the protocol is not X1.
@@ -522,8 +520,8 @@ class AsyncClient:
             found = await client.describe("images.resize")
             found.about.version, found.workers                      # '2', 3
 
-        It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
-        as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
+        These are the workers' own statements, which nobody has checked.  If other brokers have workers of it too, they
+        are asked as well, as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
 
         Args:
             service: The service's name.
@@ -541,15 +539,12 @@ class AsyncClient:
         inquiry = Inquiry(name.decode())
         inquiry.take(await self.request(DESCRIBE, name, timeout=timeout))
         while self.protocol == "X1" and (broker := inquiry.next_broker()) is not None:
-            with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
+            with suppress(RequestError):  # the broker is gone by now, or does not tell this role
                 inquiry.take(await self.request(DESCRIBE, name, timeout=timeout, options={"broker": broker}))
         return inquiry.description()
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this client was closed")
-        if process.pid != self._process:
-            raise ClosedError("this client belongs to the process that created it: create one after fork()")
+        check_usable(self._closed, self._process)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:
@@ -570,7 +565,7 @@ class AsyncClient:
         self._dialog.close()
         if self._settings.owns_context:
             try:
-                await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
+                await asyncio.to_thread(self._settings.end_context)  # waits until the last messages have been sent
             except RuntimeError:  # the interpreter exits, and starts no more threads
                 self._settings.end_context()
 

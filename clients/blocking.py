@@ -9,10 +9,8 @@ from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
-from .calls.call import Outcome
-from .calls.dialog import Ask, Dialog
-from .calls.inbox import Inbox, ThreadInbox
-from .calls.reply import Reply
+from .calls.ask import Ask, Dialog
+from .calls.reply import Inbox, Outcome, Reply, ThreadInbox
 from .calls.settings import ConnectionSettings
 from .futures import ClientThreads, ReplyFuture
 from .legacy.dialog import LegacyDialog
@@ -23,8 +21,8 @@ from .x1.dialog import X1Dialog
 class BlockingDialog:
     """A dialog whose requests any number of threads make.  Every method that waits raises the request's error.
 
-    It refers to its loop, and whatever is outstanding in the loop to it.  So one that nobody closes, and for which
-    nobody waits, can be collected, and is closed then.
+    Only outstanding requests refer to it from the loop.  So a dialog that nobody closes, and for which nobody waits,
+    is collected, and is closed then.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -84,7 +82,7 @@ class BlockingDialog:
             error = None  # its traceback refers to this frame
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
+        """Send a request and return the future of its reply, or of the value that `convert` makes of it."""
         future = ReplyFuture(self._threads, self._cancel_future, convert)
         finish = self._send(future, ask)
         if finish is not None:
@@ -95,7 +93,7 @@ class BlockingDialog:
         self._loop.call(self._cancel, future)
 
     def _send(self, receiver: Any, ask: Ask) -> tracing.Finish | None:
-        """Hand a request to the loop.  Return what to call when it has ended, if it is traced."""
+        """Hand a request to the loop.  If it is traced, return the function to call when it has ended."""
         headers, finish = ask.headers, None
         if tracing.concerns_calls():
             headers, finish = tracing.calling(ask.service.decode(), headers, ask.timeout)
@@ -113,7 +111,7 @@ class BlockingDialog:
     def _begin(self, receiver: Any, ask: Ask, options: bytes) -> None:
         try:
             receiver.call = self._dialog.begin(receiver, ask, options)
-        except Exception as error:  # noqa: BLE001 - it is raised where the request was made
+        except Exception as error:  # noqa: BLE001 - raised where the request was made
             receiver.put(error.with_traceback(None))
 
     def _cancel(self, receiver: Any) -> None:
@@ -141,7 +139,7 @@ class BlockingDialog:
         return inbox.take()
 
     def reset(self) -> None:
-        """Cancel every request made with `send` and discard what has arrived for them."""
+        """Cancel every request made with `send` and discard its outcomes."""
         for sent in [*self._unfinished]:
             sent.abandoned = True
             self._unfinished.pop(sent, None)

@@ -1,4 +1,4 @@
-"""Which brokers to ask about a service, and what all their answers say (`mmi.describe`)."""
+"""Ask brokers about a service (`mmi.describe`), and combine their answers."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..mdp.services import About, Description
 
 DESCRIBE: Final = "mmi.describe"
 MAX_BROKERS: Final = 16
-"""Brokers that are asked about a service at most."""
+"""Maximum number of brokers that are asked about a service."""
 
 
 class _Said(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Answer(msgspec.Struct):
 
 
 class Inquiry:
-    """Collects what brokers answer: each names the others that have workers of the service, or know of some."""
+    """Collects the answers of brokers: each names the others that have workers of the service, or know of some."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -38,7 +38,7 @@ class Inquiry:
         self._workers = 0
         self._limits: dict[str, Any] = {}
         self._said: dict[str, int] = {}
-        """How many workers say what, which is written as JSON."""
+        """The number of workers that say the same, by what they say as JSON."""
 
     def next_broker(self) -> str | None:
         """Return the name of a broker to ask, or None if all have answered."""
@@ -68,11 +68,11 @@ class Inquiry:
             self._said[text] = each.workers + self._said.get(text, 0)
 
     def description(self) -> Description:
-        """Return what all answers say.  Raises `ServiceNotFound` if no worker offers the service."""
+        """Return the combined answers.  Raises `ServiceNotFound` if no worker offers the service."""
         if not self._found:
             text = f"no worker offers {self._service!r}, or this client may not know of it"
             raise ServiceNotFound(text, service=self._service, code=404)
-        # Whichever broker was asked first, the order is the same, also of what as many say.
+        # The order is the same whichever broker was asked first, even if the numbers of workers are equal.
         said = sorted(self._said.items(), key=lambda each: (-each[1], each[0]))
         abouts = tuple(About.read(json.loads(text), workers) for text, workers in said)
         return Description(self._service, self._workers, abouts, self._limits)

@@ -13,9 +13,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from ..mdp.errors import ClosedError
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.wake import Wake
+from .calls.reply import closed_error
 
 T = TypeVar("T")
 
@@ -42,11 +42,12 @@ class LoopThread:
         self._closed = closed
         self._work: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._turn = 0
-        """Changes when the loop has done all work, before it looks once more.  Only its thread does that."""
+        """How often the loop has done all work; it counts before it looks once more.  Only its thread does that."""
         self._woken_in = -1
-        """In which turn the loop was last woken: once in each is enough.  A value that is too low only costs time."""
+        """The turn in which the loop was last woken: once in each is enough.  If it is woken for all work, a request of
+        `Client.submit` takes 12 % longer.  A value that is too low only costs time."""
         self._ended = False
-        """Nothing is done in the loop any more: whoever hands over work does it."""
+        """The loop has ended: threads that hand over work do it themselves."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         try:
@@ -74,7 +75,7 @@ class LoopThread:
         self.call(self._begin, receiver, operation, args)
 
     def cancel(self, receiver: "TaskReceiver") -> None:
-        """Cancel what was begun for `receiver`."""
+        """Cancel the coroutine that was begun for `receiver`."""
         self.call(self._cancel, receiver)
 
     def run(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
@@ -124,10 +125,10 @@ class LoopThread:
         self._take_turn()
 
     def _take_turn(self) -> None:
-        """Do what was handed over.  What comes meanwhile is done after what the event loop has to do."""
+        """Do what was handed over.  Work that comes meanwhile is done in the loop's next turn."""
         self._do_work()
         if not self._work:
-            self._turn += 1  # whoever adds work from now on wakes the loop
+            self._turn += 1  # work that is added from now on wakes the loop
         if self._work:
             self._loop.call_soon(self._take_turn)
 
@@ -135,7 +136,7 @@ class LoopThread:
         for _ in range(len(self._work)):
             try:
                 function, arguments = self._work.popleft()
-            except IndexError:  # another thread does it, too, because the loop has ended
+            except IndexError:  # another thread has taken it, because the loop has ended
                 return
             try:
                 function(*arguments)
@@ -144,7 +145,7 @@ class LoopThread:
 
     def _begin(self, receiver: "TaskReceiver", operation: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if self._ended:
-            receiver.put(_closed_error())
+            receiver.put(closed_error())
             return
         receiver.call = task = self._loop.create_task(operation(*args))
         task.add_done_callback(partial(_settle, receiver))
@@ -155,7 +156,7 @@ class LoopThread:
 
 
 class TaskReceiver(Protocol):
-    """Gets what a coroutine in the loop results in."""
+    """Gets the result of a coroutine in the loop."""
 
     call: Any
     """Its task, once it has begun."""
@@ -165,15 +166,11 @@ class TaskReceiver(Protocol):
 
 
 def _settle(receiver: TaskReceiver, task: "asyncio.Task[Any]") -> None:
-    receiver.put(_closed_error() if task.cancelled() else task.exception() or task.result())
-
-
-def _closed_error() -> ClosedError:
-    return ClosedError("this client was closed")
+    receiver.put(closed_error() if task.cancelled() else task.exception() or task.result())
 
 
 class PendingOutcome:
-    """The single outcome of something in the loop, for which a thread waits."""
+    """The outcome of one request or coroutine in the loop, for which a thread waits."""
 
     __slots__ = ("_get", "call", "put")
 
@@ -183,7 +180,7 @@ class PendingOutcome:
         self.put = queue.put
         """Takes the result, or the exception to be raised."""
         self.call: Any = None
-        """What produces it, once it has begun."""
+        """The request or task, once it has begun."""
 
     def wait(self) -> Any:
         """Wait for the outcome, and return or raise it."""

@@ -1,13 +1,12 @@
-"""What `Client.map` and `AsyncClient.map` take."""
+"""The settings and rows of `Client.map` and `AsyncClient.map`."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
 from typing import Any, Final, TypedDict
 
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
-from .calls.arguments import check_legacy, checked_timeout, in_group
-from .calls.call import encode_options
-from .calls.defaults import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
+from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING, check_legacy, checked_timeout
+from .calls.ask import encode_options, in_group
 from .calls.retry import Retry
 from .rows import Row, RowSettings
 

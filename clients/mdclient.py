@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.errors import RequestError, SettingError, ZmdpError
 from ..mdp.program import process
 from ..mdp.program.extras import install_command
 from ..mdp.services import BaseService, Description, Service, Streaming
@@ -18,15 +18,15 @@ from . import typed
 from .aio import AsyncClient
 from .blocking import BlockingDialog
 from .calls.arguments import (
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT,
     RetriedArguments,
     RetriedStreamArguments,
     check_legacy,
-    checked_body,
     checked_retries,
     checked_timeout,
 )
-from .calls.defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
-from .calls.dialog import Ask, new_ask
+from .calls.ask import Ask, check_usable, checked_body, new_ask
 from .calls.reply import Reply, is_available
 from .calls.retry import Retry, checked_retry
 from .calls.settings import ConnectionArguments, ConnectionSettings
@@ -112,7 +112,7 @@ class Client:
         self._process = process.pid
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints, **loaded)
-        """Make a client for `map`."""
+        """Makes the client that `map` uses."""
         self._dialog: BlockingDialog
         try:
             if surrounding:
@@ -436,7 +436,7 @@ class Client:
         checked = checked_settings(self.protocol, **settings)
         self._check_map("Client.map_arrow cannot run within an event loop: call it in a thread")
         try:
-            from .arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
+            from .rows.arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
         except ImportError as error:
             raise SettingError(f"Client.map_arrow needs PyArrow: {install_command('arrow')} ({error})") from None
         return map_arrow(name, data, input, output, codec, result, rows_per_request, checked, self._connect)
@@ -477,8 +477,8 @@ class Client:
             found = client.describe("images.resize")
             found.about.version, found.workers                      # '2', 3
 
-        It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
-        as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
+        These are the workers' own statements, which nobody has checked.  If other brokers have workers of it too, they
+        are asked as well, as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
 
         Args:
             service: The service's name.
@@ -496,7 +496,7 @@ class Client:
         inquiry = Inquiry(name.decode())
         inquiry.take(self.request(DESCRIBE, name, timeout=timeout, retries=retries))
         while self.protocol == "X1" and (broker := inquiry.next_broker()) is not None:
-            with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
+            with suppress(RequestError):  # the broker is gone by now, or does not tell this role
                 options = {"broker": broker}
                 inquiry.take(self.request(DESCRIBE, name, timeout=timeout, retries=retries, options=options))
         return inquiry.description()
@@ -583,7 +583,7 @@ class Client:
         deadline: float | None = None,
         **how: Unpack[RetriedArguments],
     ) -> Ask:
-        """Do the same for a stream, whose `timeout` limits the silence between its parts."""
+        """Return the stream that these arguments describe: its `timeout` limits the silence between its parts."""
         ask = self._ask(service, frames, **how)
         ask.stream = True
         if self.protocol != "X1":
@@ -593,11 +593,7 @@ class Client:
         return ask
 
     def _usable(self) -> BlockingDialog:
-        # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
-        if process.pid != self._process:
-            raise ClosedError("this client belongs to the process that created it: create one after fork()")
-        if self._closed:
-            raise ClosedError("this client was closed")
+        check_usable(self._closed, self._process)
         return self._dialog
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Middleware of clients: called with each request and with what sends it, which returns the reply.
+"""Middleware of clients: called with each request and with the function that sends it and returns the reply.
 
     def traced(request, call_next):                     # async def, for an AsyncClient
         request.headers["tenant"] = tenant.get()
@@ -27,9 +27,8 @@ from ..mdp.errors import ClosedError, SettingError
 from ..mdp.middleware import surrounded
 from ..mdp.program.functions import name_of, underlying
 from .blocking import BlockingDialog
-from .calls.arguments import checked_body
-from .calls.dialog import Ask
-from .calls.reply import Reply
+from .calls.ask import Ask, checked_body
+from .calls.reply import Reply, closed_error
 from .calls.settings import ConnectionSettings
 
 MAX_THREADS: Final = 64
@@ -52,7 +51,7 @@ AsyncClientMiddleware = Callable[[OutgoingRequest, CallNext], Coroutine[Any, Any
 
 
 def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: bool) -> list[ClientMiddleware]:
-    """Return the middleware of a client of this kind.  Raises `SettingError` for what such a client cannot call."""
+    """Return the middleware of a client of this kind.  Raises `SettingError` for middleware that it cannot call."""
     found = [*middleware]
     for each in found:
         if not callable(each):
@@ -85,7 +84,7 @@ class MiddlewareDialog(BlockingDialog):
         yield from self._call(ask, super().stream)
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
+        """Send a request and return the future of its reply, or of the value that `convert` makes of it."""
 
         def call() -> Any:
             self._check_open()
@@ -97,7 +96,7 @@ class MiddlewareDialog(BlockingDialog):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this client was closed")
+            raise closed_error()
 
     def _call(self, ask: Ask, send: Callable[[Ask], Any]) -> Any:
         def call_next(request: OutgoingRequest) -> Any:
@@ -131,7 +130,7 @@ class MiddlewareDialog(BlockingDialog):
         """Cancel every outstanding request, close the connection, and end the threads."""
         self._closed = True
         super().close()
-        self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be what closes the client
+        self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be closing the client
 
 
 def outgoing(ask: Ask) -> OutgoingRequest:

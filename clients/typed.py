@@ -10,7 +10,7 @@ from .calls.reply import Reply
 
 
 def body(service: BaseService[Any, Any], values: Sequence[Any], *, streaming: bool = False) -> list[bytes]:
-    """Return the body of a request with one value, or none; `streaming` says what the caller expects of the reply.
+    """Return the body of a request with one value, or none; `streaming` says whether the caller expects a stream.
 
     Raises `SettingError` for more values or another kind of service, and `CodecError` for a value that cannot be sent.
     """
@@ -21,7 +21,7 @@ def body(service: BaseService[Any, Any], values: Sequence[Any], *, streaming: bo
 
 
 def value_of(service: BaseService[Any, Any], reply: Reply) -> Any:
-    """Return the value of a reply: that of its FINAL, whatever PARTIALs came before.  Raises `CodecError`."""
+    """Return the value of a reply: that of its FINAL, without PARTIALs.  Raises `CodecError`."""
     return service.decode_reply(reply[reply.collected :] if reply.collected else reply)
 
 

@@ -84,8 +84,8 @@ def command(name: str, *arguments: str) -> Job:
 COVERED = (
     "*/mdp/wire/*.py", "*/mdp/linked_lists.py", "*/mdp/timers.py", "*/mdp/transport/failover.py",
     *(f"*/{path.relative_to(ROOT)}" for path in ROOT.glob("mdp/broker/**/*.py") if path.parent.name != "io"),
-    "*/clients/calls/call.py", "*/clients/legacy/session.py",
-    *(f"*/clients/x1/{name}.py" for name in ("broker_connection", "session")),
+    "*/clients/legacy/session.py",
+    *(f"*/clients/x1/{name}.py" for name in ("broker_connection", "errors", "session")),
     *(f"*/workers/session/{name}.py" for name in ("events", "held", "outgoing", "session", "states")),
 )  # fmt: skip
 """The protocol's core: every branch is tested without sockets."""

@@ -1,1 +1,1 @@
-"""A call, whatever its dialect: arguments and settings, retries, the reply, the dialog that carries it."""
+"""A call in any dialect: its arguments, settings, retries and reply, and the interface of the dialogs that carry it."""

@@ -1,16 +1,27 @@
-"""The arguments of a request, and their checks, each of which raises `SettingError`."""
+"""The arguments of clients and requests: their defaults, and their checks, each of which raises `SettingError`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, TypedDict
 
 from ...mdp.errors import SettingError
 from ...mdp.limits import LARGEST
 from .retry import Retry
 
+DEFAULT_TIMEOUT: Final = 5.0
+"""Seconds that `Client` allows for each attempt."""
+DEFAULT_RETRIES: Final = 2
+"""Attempts that `Client` makes after the first."""
+DEFAULT_TOTAL_TIMEOUT: Final = DEFAULT_TIMEOUT * (1 + DEFAULT_RETRIES)
+"""Seconds that `AsyncClient` allows for a request."""
+DEFAULT_HEARTBEAT: Final = 1.0
+"""Seconds."""
+DEFAULT_LIVENESS: Final = 5
+"""Silent heartbeat intervals after which the broker is considered dead."""
+MAX_OUTSTANDING: Final = 10_000
+"""Maximum number of outstanding requests per connection; others wait for their turn."""
 PROTOCOLS: Final = ("X1", "0.2", "0.1")
-"""What a client speaks with brokers."""
-_ONLY_BYTES: Final = {bytes}
+"""The protocols that clients speak."""
 
 
 class SendArguments(TypedDict, total=False):
@@ -47,38 +58,10 @@ class RetriedStreamArguments(RetriedArguments, total=False):
     deadline: float | None
 
 
-def in_group(options: Mapping[str, Any] | None, group: str) -> Mapping[str, Any] | None:
-    """Return `options` with the name of the request's group, if it has one."""
-    given: Any = group
-    if not isinstance(given, str):
-        raise SettingError(f"group is {given!r:.100}: it must be a text, such as the name of a tenant")
-    return {**(options or {}), "group": group} if group else options
-
-
-def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
-    """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
-    if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
-        return frames
-    if set(map(type, frames)) == _ONLY_BYTES:
-        return frames
-    body = []
-    for at, frame in enumerate(frames):
-        if type(frame) is bytes:
-            body.append(frame)
-            continue
-        if not isinstance(frame, bytes | bytearray | memoryview):
-            kind = type(frame).__name__
-            raise SettingError(
-                f"frame {at} is of type {kind}: a frame is bytes (for text: {'text'!r}.encode(); for values: call())"
-            )
-        body.append(bytes(frame))
-    return body or [b""]
-
-
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
-    """Return `timeout`, which is cut to what can be reckoned with, if it is a number of seconds above 0.
+    """Return `timeout`, or the longest time that clients can handle if it is longer.
 
-    Errors call it `name`.
+    Raises `SettingError`, which calls it `name`, unless it is a number of seconds above 0.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise SettingError(f"{name} is {timeout!r}: it must be a number of seconds above 0")

@@ -9,8 +9,7 @@ from ...mdp.program.spelling import spelling_hint
 from ...mdp.security.keys import BrokerKey, ClientKeys, Key
 from ...mdp.transport.brokers import checked_brokers
 from ...mdp.transport.sockets import Context, end, own_context
-from .arguments import checked_max_outstanding, checked_protocol
-from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, MAX_OUTSTANDING
+from .arguments import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, MAX_OUTSTANDING, checked_max_outstanding, checked_protocol
 
 
 class ConnectionArguments(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""`mdclient describe` and `mdclient stub`: what the workers of a service say of it, for people and as code."""
+"""`mdclient describe` and `mdclient stub`: the workers' description of a service, for people and as code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ...mdp.services.submission import show_defaults
 from ...mdp.transport.reach import check_listening
 from ..console import bodies
 from ..console.asking import SERVICE, advice, connection_options, new_client
-from ..console.service_names import services as complete_services
+from ..console.completion import services as complete_services
 from . import stubs
 
 

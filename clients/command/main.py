@@ -21,7 +21,7 @@ from ...mdp.errors import (
 from ...mdp.services import About
 from ...mdp.transport.reach import check_listening
 from ..aio import AsyncClient
-from ..calls.defaults import MAX_OUTSTANDING
+from ..calls.arguments import MAX_OUTSTANDING
 from ..console import bodies
 from ..console.asking import (
     OF,
@@ -35,11 +35,11 @@ from ..console.asking import (
     new_client,
     total_timeout,
 )
-from ..console.service_names import services as complete_services
+from ..console.completion import completion
+from ..console.completion import services as complete_services
+from ..json_values import body_for, readable
 from ..mdclient import Client
-from ..values import body_for, readable
 from .bench.load import Progress, Result, mixed, one_by_one, pipelined
-from .completion import completion
 from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
 from .limiting import limit
@@ -428,7 +428,7 @@ def _body_for(about: About, service: str, frames: Sequence[bytes]) -> Sequence[b
 
 
 def _about(client: Client, service: str) -> About:
-    """Return what the workers of a service say of it, if the broker tells."""
+    """Return the description that the workers of a service give, if the broker passes it on."""
     if client.protocol == "X1" and not service.startswith("mmi."):
         with suppress(ServiceNotFound, RequestRejected):
             return client.describe(service).about

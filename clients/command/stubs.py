@@ -1,4 +1,4 @@
-"""Python code for callers of services, written from what their workers say of them: dataclasses and `Service` objects.
+"""Python code for callers of services, written from the workers' descriptions: dataclasses and `Service` objects.
 
 What workers say is untrusted: names in the code are identifiers, and everything else is in literals, so that nothing
 of it is run.
@@ -31,11 +31,11 @@ _RESERVED: Final = {
 }  # fmt: skip
 """Names that the code uses."""
 MAX_TYPES: Final = 10_000
-"""Types in the code of one schema, in which whoever wrote it may have nested them; others are `Any`."""
+"""Maximum number of types in the code of one schema, which may nest them; further ones are `Any`."""
 LINE: Final = 88
 """The length of lines that Black and ruff format by default."""
 _TYPE: Final = re.compile(r"(?!Any$)[\w.]+|(?:dict|list|tuple)\[[^|]*\]")
-"""What a type checker accepts as a `type`."""
+"""The expressions that a type checker accepts as a `type`."""
 
 
 def stub(descriptions: Sequence[Description]) -> str:
@@ -53,7 +53,7 @@ def stub(descriptions: Sequence[Description]) -> str:
 
 
 def types(description: Description) -> str:
-    """Return the types of a service as code: its classes, and comments that say what it takes and returns."""
+    """Return the types of a service as code: its classes, and comments about its request and reply."""
     about, code, lines = description.about, _Code(), []
     for title, schema in (("request", about.request), ("reply", about.reply), ("part", about.part)):
         if schema is not None:
@@ -66,7 +66,7 @@ class _Code:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        """What each name stands for: for a class, the JSON of all that it consists of."""
+        """The content of each name: for a class, the JSON of all that it consists of."""
         self._classes: dict[str, str] = {}
         self.used: set[str] = set()
         """The names that have to be imported, and others."""

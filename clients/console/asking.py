@@ -15,9 +15,9 @@ from ...mdp.errors import (
     ServiceNotFound,
     WorkerLost,
 )
-from ..calls.defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
+from ..calls.arguments import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from ..mdclient import Client
-from .service_names import services
+from .completion import services
 
 BROKER: Final = brokers_option(
     "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is "

@@ -13,7 +13,7 @@ import click
 
 from ...mdp.tracing import REQUEST_ID
 from ..calls.reply import Reply
-from ..values import is_text
+from ..json_values import is_text
 
 BODY = click.argument("body", nargs=-1)
 HEADER = click.option(

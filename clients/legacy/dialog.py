@@ -23,9 +23,8 @@ from ...mdp.transport.reach import why_unreachable
 from ...mdp.transport.sockets import dealer
 from ...mdp.wire import Message
 from ..calls.arguments import check_legacy
-from ..calls.call import Outcome
-from ..calls.dialog import Ask, Receiver, deliver
-from ..calls.reply import Reply
+from ..calls.ask import Ask, Receiver, deliver
+from ..calls.reply import Outcome, Reply, closed_error
 from ..calls.settings import ConnectionSettings
 from .session import LegacySession, Resend
 
@@ -45,7 +44,7 @@ class LegacyCall:
 
     def __init__(self, receiver: Any) -> None:
         self.receiver = receiver
-        """Gets its outcomes; None once it needs no more."""
+        """Gets the outcomes; None once no more are delivered."""
 
     def put(self, outcome: Outcome) -> None:
         """Deliver an outcome."""
@@ -76,7 +75,7 @@ class LegacyDialog:
         self._calls: set[LegacyCall] = set()
         """The requests whose tasks have not ended."""
         self._diagnoses: dict[str, asyncio.Future[str | None]] = {}
-        """Attempts to find out why an endpoint does not answer, by endpoint."""
+        """Running diagnoses of endpoints that do not answer."""
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop, once it is known."""
         self._closed = False
@@ -93,7 +92,7 @@ class LegacyDialog:
         timeout = ask.timeout
         check_legacy(options, ask.retry, ask.stream and timeout)
         if self._closed:
-            raise ClosedError("this client was closed")
+            raise closed_error()
         self.loop = asyncio.get_running_loop()
         session = LegacySession(self._settings.protocol, envelope=self._settings.envelope)
         now = time.monotonic()
@@ -114,7 +113,7 @@ class LegacyDialog:
         call.task.cancel()
 
     async def _perform(self, call: LegacyCall, session: LegacySession, limit: float | None) -> None:
-        """Make a request, and deliver what it results in."""
+        """Make a request, and deliver its outcomes."""
         endpoint, failovers = self.endpoint, self._failovers
         try:
             try:
@@ -129,7 +128,7 @@ class LegacyDialog:
             finally:
                 self._connections.release()
         except asyncio.CancelledError:
-            call.put(ClosedError("this client was closed"))
+            call.put(closed_error())
             raise
         except ZmdpError as error:
             call.put(error.with_traceback(None))
@@ -144,7 +143,7 @@ class LegacyDialog:
         Return False if it has to be sent again, to the next broker (C5).
         """
         if self._closed:
-            raise ClosedError("this client was closed")
+            raise closed_error()
         endpoint, failovers = self.endpoint, self._failovers
         socket = self._take_idle() or self._open(endpoint)
         arrived = self._busy[socket] = asyncio.Event()
@@ -180,7 +179,7 @@ class LegacyDialog:
         return True
 
     def _take_idle(self) -> zmq.Socket[bytes] | None:
-        """Return an idle connection, without what has arrived since the last FINAL (C3); None if there is none."""
+        """Return an idle connection, after discarding late messages (C3); None if there is none."""
         if not self._idle:
             return None
         socket = self._idle.pop()
@@ -193,7 +192,7 @@ class LegacyDialog:
         late = False
         while True:
             if self._closed:
-                raise ClosedError("this client was closed")
+                raise closed_error()
             arrived.clear()  # before receiving, because the descriptor reports changes only
             message = receive(socket)
             if message is not None or late:
@@ -253,7 +252,7 @@ class LegacyDialog:
             socket.close(LINGER_MS)
         if loop is not None:
             for call in [*self._calls]:
-                call.put(ClosedError("this client was closed"))
+                call.put(closed_error())
                 call.task.cancel()
 
 

@@ -1,7 +1,7 @@
 """The client's side of MDP/0.2 and 0.1 as a state machine: one request at a time, resent after a silence (C1 to C5).
 
-It uses no socket and no clock.  The dialog calls `request`, `receive` and `tick`, does what `take_events` says, and
-then sends what `take_messages` returns.  The ZeroMQ Guide calls this way of recovering the Lazy Pirate.
+It uses no socket and no clock.  The dialog calls `request`, `receive` and `tick`, acts on the events of `take_events`,
+and then sends the messages of `take_messages`.  The ZeroMQ Guide calls this way of recovering the Lazy Pirate.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from ...mdp import wire
 from ...mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, SettingError, StreamInterrupted
 from ...mdp.limits import Limits
 from ...mdp.wire import Message, Route
-from ..calls.call import MAX_REPLY_BYTES, overlong, size_to_keep
-from ..calls.reply import Reply
+from ..calls.reply import MAX_REPLY_BYTES, Reply, overlong, size_to_keep
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.C02), "0.1": ((b"",), wire.C01)}
 """The envelope and the header of a client's messages, by protocol version (C2, C24)."""
@@ -31,7 +30,7 @@ class GiveUp:
 
 
 Event = Reply | Resend | GiveUp | RequestRejected
-"""A reply or a part of one, another try, a timeout, or what to raise because the reply is too large."""
+"""A reply or a part of one, another try, a timeout, or the exception for a reply that is too large."""
 
 
 class LegacySession:
@@ -176,6 +175,6 @@ class LegacySession:
         return messages
 
     def take_events(self) -> list[Event]:
-        """Return what has become of the request since the last call."""
+        """Return the events of the request since the last call."""
         events, self._events = self._events, []
         return events

@@ -1,6 +1,6 @@
 """Send many rows to a service, one request for each: the engine of `Client.map` and `AsyncClient.map`."""
 
-from .calls import Caller, Connect, Keyed, Route, Row, RowOutcome, RowSettings, answer_rows, answer_rows_async
+from .row_calls import Caller, Connect, Keyed, Route, Row, RowOutcome, RowSettings, answer_rows, answer_rows_async
 
 __all__ = [
     "Caller",

@@ -1,4 +1,4 @@
-"""Which services do not answer, so that following rows fail immediately."""
+"""Remember the services that do not answer, so that following rows fail immediately."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ class Asker(Protocol):
 
 
 class Availability:
-    """The services that did not answer, and the probes that find out whether they do again."""
+    """The services that did not answer, and the probes that find out whether they answer again."""
 
     def __init__(self, client: Asker, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client

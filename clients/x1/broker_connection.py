@@ -1,19 +1,122 @@
-"""One connection of an X1 client to a broker: the requests that are outstanding there, and the heartbeats."""
+"""A request of an X1 client (`Call`), and the connection over which it is sent (`BrokerConnection`)."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 from ...mdp import wire
+from ...mdp.timers import TimerNode
 from ...mdp.wire import Message, batch, x1
-from ..calls.call import Call
+from ..calls.reply import Reply, size_to_keep
+from ..calls.retry import Retry
 
 LARGE_REQUEST_BYTES: Final = 1 << 20
-"""Size above which a request is not sent before the broker has told its limits: libzmq closes connections over which
-frames far beyond them come, and with them everything else that is outstanding there."""
+"""Size above which a request waits until the broker has told its limits: libzmq closes a connection over which a frame
+far beyond them comes, and all other requests there are lost."""
+# Not Final: mypyc (2.4) takes a Final of several floats for unset.
+GRACE: tuple[float, float] = (0.05, 0.5)
+"""How long the client waits beyond a request's timeout for the broker's ERROR, which is more informative than silence:
+this fraction of the timeout, but at most this many seconds."""
 
 
-class BrokerConnection:
+class Call(TimerNode):
+    """One request, from when it is made until its FINAL or ERROR."""
+
+    __slots__ = (
+        "attempts", "body", "collected", "collected_bytes", "deadline", "due", "ended", "number", "options", "place",
+        "receiver", "retry", "service", "silence", "stream", "streamed", "timeout",
+    )  # fmt: skip
+
+    place: "Place"
+    """Where it is outstanding, or waits."""
+
+    def __init__(
+        self,
+        number: int,
+        service: bytes,
+        body: Sequence[bytes],
+        options: bytes,
+        *,
+        stream: bool,
+        receiver: Any,
+        timeout: float | None,
+        silence: float | None,
+        retry: Retry | None,
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self.service = service
+        self.body = body
+        self.options = options
+        """The encoded options."""
+        self.stream = stream
+        """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
+        self.receiver = receiver
+        """Where the outcomes are delivered.  The session does not use it."""
+        self.streamed = False
+        """A PARTIAL has been delivered, so the request cannot be sent again."""
+        self.collected: list[bytes] | None = None
+        """The frames of the PARTIALs, if any has arrived."""
+        self.collected_bytes = 0
+        self.timeout = timeout
+        self.silence = silence
+        self.deadline: float | None = None
+        """When its ttl expires."""
+        self.due = math.inf
+        """When it fails if nothing more arrives."""
+        self.retry = retry
+        self.attempts = 1
+        """Number of times that it has been sent: 1, plus the retries after errors."""
+        self.ended = False
+
+    def wait_from(self, now: float) -> bool:
+        """Set `due`, counting silence from now on.  Return whether the request has such a time."""
+        due = math.inf
+        if self.deadline is not None and self.timeout is not None:
+            due = self.deadline + min(self.timeout * GRACE[0], GRACE[1])
+        if self.silence is not None and now + self.silence < due:
+            due = now + self.silence
+        self.due = due
+        return due < math.inf
+
+    def collect(self, body: Sequence[bytes]) -> None:
+        """Keep the frames of a PARTIAL for the reply."""
+        if self.collected is None:
+            self.collected = []
+        self.collected += body
+        self.collected_bytes += size_to_keep(body)
+
+    def complete(self, body: Sequence[bytes]) -> Reply:
+        """Return the reply: the collected frames, and those of the FINAL."""
+        reply = Reply(body, service=self.service.decode(), final=True)
+        if self.collected is not None:
+            reply[:0] = self.collected
+            reply.collected = len(self.collected)
+        return reply
+
+
+class Place:
+    """Where requests are: a connection, or a queue of requests that wait for something else."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, Call] = {}
+        """The requests, by number."""
+
+    def add(self, call: Call, now: float) -> None:
+        """Have a request wait here."""
+        del now
+        self.calls[call.number] = call
+        call.place = self
+
+    def forget(self, call: Call) -> None:
+        """Remove a request that has ended, or goes to another place."""
+        del self.calls[call.number]
+
+    def cancel(self, call: Call) -> None:
+        """Cancel a request at the broker, if it was sent there."""
+
+
+class BrokerConnection(Place):
     """A connection to a broker, as `ClientSession` sees it.
 
     While `lost` says that there is none, requests wait here for the next connection.  The commands of one turn are
@@ -24,13 +127,12 @@ class BrokerConnection:
     """
 
     def __init__(self, endpoint: str, heartbeat: float, patience: float, lost: str | None) -> None:
+        super().__init__()
         self.endpoint = endpoint
         self.lost = lost
         """Why there is no connection, or none any more; None while there is one."""
         self.heard = False
         """Whether the broker has sent anything."""
-        self.calls: dict[Any, Call] = {}
-        """The requests that are outstanding here, by number."""
         self.unsent = 0
         """Commands that `take_messages` would return."""
         self.asked_at: float | None = None
@@ -38,11 +140,11 @@ class BrokerConnection:
         self.beat_at = 0.0
         """When to send the next HEARTBEAT, or to give up the broker."""
         self.excused_until = -math.inf
-        """Until when silence proves nothing, because this process was held up."""
+        """The time until which silence proves nothing, because this process was held up."""
         self._limits: wire.Limits | None = None
-        """What the broker accepts, once it has told."""
+        """The broker's limits, once it has told them."""
         self._large: dict[Any, Call] = {}
-        """Large requests that wait for that."""
+        """Large requests that wait for the limits."""
         self._heartbeat = heartbeat
         self._patience = patience
         self._batch: Any = _new_batch()
@@ -55,7 +157,7 @@ class BrokerConnection:
         if not self.calls:
             self.expect_sign_of_life(now)
         self.calls[call.number] = call
-        call.connection = self
+        call.place = self
         if self.lost is None:
             self._send(call, now)
 
@@ -123,7 +225,7 @@ class BrokerConnection:
         return messages
 
     def end(self, reason: str) -> None:
-        """Stop using the connection: what was not sent yet is discarded."""
+        """Stop using the connection, and discard unsent commands."""
         self.lost = reason
         self._batch = _new_batch()
         self._large = {}
@@ -133,9 +235,10 @@ class BrokerConnection:
     # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def notice_delay(self, now: float) -> None:
-        """Find out whether this process was held up: then what the broker has sent is still to be read.
+        """Find out whether this process was held up: then messages of the broker may still be unread.
 
-        It may not even have reached the socket, because ZeroMQ's thread was held up too, or stops reading at its limit.
+        They may not even have reached the socket, because ZeroMQ's thread was held up too, or stops reading at its
+        limit.
         """
         if now > self.beat_at + self._heartbeat and self.calls and self.lost is None:
             self.excused_until = now + self._heartbeat

@@ -12,12 +12,12 @@ import zmq
 
 from ...mdp.errors import ClosedError
 from ...mdp.transport.polling import add_reader, remove_reader
-from ..calls.call import Call, Outcome
-from ..calls.dialog import Ask, Receiver, deliver
-from ..calls.reply import Reply
+from ..calls.ask import Ask, Receiver, deliver
+from ..calls.reply import Outcome, Reply
 from ..calls.retry import Retry
 from ..calls.settings import ConnectionSettings
-from .connection import ClientConnection
+from ..x1.broker_connection import Call
+from .client_connection import ClientConnection
 from .session import ClientSession
 
 log = logging.getLogger("zmdp.client")
@@ -40,7 +40,7 @@ class X1Dialog:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop, once it is known."""
         self._closed = ""
-        """Why it can no longer be used."""
+        """Why the dialog can no longer be used."""
         self._watched = -1
         """The connection's `changes` when the event loop began to watch its descriptors; -1 if it does not."""
         self._descriptors: list[int] = []
@@ -104,7 +104,7 @@ class X1Dialog:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what waits for the end of this turn of the event loop."""
+        """Send the commands of this turn of the event loop."""
         self._flush_is_due = False
         if self._step_again or self._connection.unsent:
             self._step()
@@ -118,7 +118,7 @@ class X1Dialog:
         self._exchange(self._connection.step)
 
     def _exchange(self, step: Callable[[float], bool]) -> None:
-        """Step, or do what a step does without delivering."""
+        """Call `step` or `exchange` of the connection, and plan the next step."""
         if self._closed or self.loop is None:
             return
         connection, session = self._connection, self._session
@@ -139,15 +139,15 @@ class X1Dialog:
 
     def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
         delivered = events[:]
-        events.clear()  # none again, even if a receiver raises SystemExit
+        events.clear()  # so that none is delivered twice, even if a receiver raises SystemExit
         tasks = False
         for call, outcome in delivered:
             receiver = call.receiver
             tasks |= type(receiver) is Future
             if receiver is None:
-                continue  # it was cancelled by another receiver, a moment ago
+                continue  # another receiver has just cancelled it
             if call.ended and (not isinstance(outcome, Reply) or outcome.final):
-                call.receiver = None  # which may refer to the call: bodies must not wait for the garbage collector
+                call.receiver = None  # it may refer to the call: bodies must not wait for the garbage collector
             deliver(receiver, outcome)
         # Called after the tasks that this wakes, and in the same turn: their next requests go out without another turn.
         if tasks and (self._session.outstanding or len(delivered) > 1):

@@ -1,9 +1,9 @@
 """The client's side of X1 as a state machine: any number of numbered requests, over one connection after the other.
 
 It uses no socket and no clock.  `ClientConnection` opens a socket to `endpoint` at the time `retry_at` and reports it
-with `connected`.  It calls `receive` and `tick`, sends what `take_messages` returns, and delivers what
-`take_events` returns.  When the connection is lost, `current.lost` says why, and it closes the socket: every
-outstanding request is resent, under its old number, over the next connection.
+with `connected`.  It calls `receive` and `tick`, sends the messages of `take_messages`, and delivers the outcomes of
+`take_events`.  When the connection is lost, `current.lost` says why, and it closes the socket: every outstanding
+request is resent, under its old number, over the next connection.
 
 With several brokers (`Failover`), the session also leaves a connection that still works: when its broker drains, and
 when the first broker is back.  From then on another `BrokerConnection` is the `current` one.  The requests that are
@@ -22,7 +22,6 @@ from ...mdp.codes import Code
 from ...mdp.errors import (
     BrokerUnreachable,
     RequestError,
-    RequestRejected,
     RequestTimeout,
     RetryLater,
     ServiceError,
@@ -34,11 +33,11 @@ from ...mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ...mdp.timers import Timers
 from ...mdp.transport.failover import Failover
 from ...mdp.wire import MMI, Message, batch, x1
-from ..calls.call import MAX_REPLY_BYTES, Call, Outcome, error_of, interruption, is_refused, overlong
-from ..calls.defaults import MAX_OUTSTANDING
-from ..calls.reply import Reply
+from ..calls.arguments import MAX_OUTSTANDING
+from ..calls.reply import MAX_REPLY_BYTES, Outcome, Reply, overlong
 from ..calls.retry import Retry, pause_after
-from .broker_connection import BrokerConnection
+from .broker_connection import BrokerConnection, Call, Place
+from .errors import error_of, interruption, too_large
 
 SHORT_CONNECTION_SECONDS: Final = 1.0
 """A broker that drains after a shorter connection may have been draining from the beginning."""
@@ -73,7 +72,7 @@ class ClientSession:
         """Requests that have not ended, without those that wait for them."""
         self.max_outstanding = max_outstanding
         self.events: list[tuple[Call, Outcome]] = []
-        """What `take_events` would return."""
+        """The outcomes that `take_events` would return."""
         self._rng = rng or random.Random()  # noqa: S311 - jitter only
         self.failover = Failover(endpoints, self._rng)
         self._several = self.failover.several
@@ -82,14 +81,14 @@ class ClientSession:
         """Seconds a broker may leave a HEARTBEAT unanswered."""
         self.current = self._new_connection("", lost="not connected yet")
         """The latest connection.  While it is lost, new requests wait there for the next."""
-        self._pausing = self._new_connection("", lost="waits to be sent again")
+        self._pausing = Place()
         """Has the requests that have failed and are sent again later."""
-        self._waiting = self._new_connection("", lost="waits for others to end")
+        self._waiting = Place()
         """Has the requests beyond `max_outstanding`, in the order in which they were made."""
         self._old: list[BrokerConnection] = []
         """Connections that were left, and where requests are outstanding."""
         self._trouble: str | None = None
-        """Why the last connection was lost, until a broker sends something again."""
+        """Why the last connection was lost; None once a broker has sent something again."""
         self._last_number = 0
         self._due: Timers[Call] = Timers(0.01)
 
@@ -129,7 +128,7 @@ class ClientSession:
         current = self.current
         refused = current.refuses(body)
         if refused is not None:
-            raise _too_large(service, refused)
+            raise too_large(service, refused)
         self._last_number += 1
         call = Call(
             self._last_number, service, body, options,
@@ -165,28 +164,28 @@ class ClientSession:
     def cancel(self, call: Call) -> None:
         """Abandon a request and tell the broker.  Nothing more is delivered for it."""
         if not call.ended:
-            call.connection.cancel(call)
+            call.place.cancel(call)
             self._forget(call)
 
     def _forget(self, call: Call) -> None:
         call.ended = True
         self._due.clear(call)
-        self.outstanding -= call.connection is not self._waiting
-        self._take_from_connection(call)
+        self.outstanding -= call.place is not self._waiting
+        self._take_from_place(call)
 
-    def _take_from_connection(self, call: Call) -> None:
-        """Remove a request from its connection.  One that was left ends with its last request."""
-        connection = call.connection
-        connection.forget(call)
-        if not connection.calls and connection is not self.current and connection.lost is None:
-            self._old.remove(connection)
-            connection.lost = "nothing is outstanding there"  # a CANCEL may still have to be sent
+    def _take_from_place(self, call: Call) -> None:
+        """Remove a request from its place.  A connection that was left ends with its last request."""
+        place = call.place
+        place.forget(call)
+        if not place.calls and place is not self.current and isinstance(place, BrokerConnection) and place.lost is None:
+            self._old.remove(place)
+            place.lost = "nothing is outstanding there"  # a CANCEL may still have to be sent
 
     def _fail(self, call: Call, error: ZmdpError) -> None:
         self._forget(call)
         self.events.append((call, error))
 
-    def _failed(self, call: Call, error: RequestError, now: float) -> None:
+    def _fail_or_retry(self, call: Call, error: RequestError, now: float) -> None:
         """End a request that the broker or its worker has failed, or send it again after a pause."""
         retry = call.retry
         if retry is not None and not call.streamed and error.code in retry.codes and call.attempts < retry.attempts:
@@ -194,7 +193,7 @@ class ClientSession:
             retry_at = now + pause_after(call.attempts, retry, self._rng, told)
             if retry_at < (call.due if call.deadline is None else min(call.due, call.deadline)):
                 call.attempts += 1
-                self._take_from_connection(call)
+                self._take_from_place(call)
                 self._pausing.add(call, now)
                 self._due.clear(call)
                 self._due.set(call, retry_at)
@@ -203,7 +202,7 @@ class ClientSession:
 
     def _try_again(self, call: Call, now: float) -> None:
         """Send a request again that had failed, under a new number: to the broker, a number ends only once."""
-        self._take_from_connection(call)
+        self._take_from_place(call)
         self._last_number += 1
         call.number = self._last_number
         if call.due < math.inf:
@@ -212,9 +211,10 @@ class ClientSession:
 
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """Cancel every outstanding request; each ends with an `error`."""
-        for connection in [self.current, self._pausing, self._waiting, *self._old]:
-            for call in list(connection.calls.values()):
-                connection.cancel(call)
+        places: list[Place] = [self.current, self._pausing, self._waiting, *self._old]
+        for place in places:
+            for call in list(place.calls.values()):
+                place.cancel(call)
                 self._fail(call, error())
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,11 +277,11 @@ class ClientSession:
 
     def _move(self, call: Call, now: float) -> None:
         """Send a request over the current connection that was outstanding at another."""
-        self._take_from_connection(call)
+        self._take_from_place(call)
         self._send_again(call, now)
 
-    def refuse(self, reason: str) -> None:
-        """Fail every request without a connection, because every broker refuses this client."""
+    def refused_by_all(self, reason: str) -> None:
+        """Report that every broker refuses this client: every request without a connection fails."""
         for call in list(self.current.calls.values()):
             service = call.service.decode()
             text = f"service {service!r} cannot be called through {self.current.endpoint}: {reason}"
@@ -331,13 +331,13 @@ class ClientSession:
             return
         over.expect_sign_of_life(now)
         if not over.heard:
-            self._heard(over)
+            self._note_first_message(over)
         if not found.bare:
             self._process(batch.to_client(message, found.at), over, now)
             if self._waiting.calls:
                 self._begin_waiting(now)
 
-    def _heard(self, connection: BrokerConnection) -> None:
+    def _note_first_message(self, connection: BrokerConnection) -> None:
         """Record that the broker has sent something over a connection for the first time."""
         connection.heard = True
         if connection is self.current:
@@ -349,39 +349,39 @@ class ClientSession:
             if isinstance(command, wire.Reply):
                 call = calls.get(command.id)
                 if call is not None:  # else it was cancelled, or is outstanding at another connection
-                    self._answered(call, command, now)
+                    self._take_reply(call, command, now)
             elif isinstance(command, wire.Error):
                 call = calls.get(command.id)
                 if call is None:
                     continue
-                if self._several and is_refused(call, command):
-                    refused.append(call)
+                if self._several and command.code == Code.DRAINING and not command.detail and not call.streamed:
+                    refused.append(call)  # another broker can have it
                 else:
-                    self._failed(call, error_of(call, command), now)
+                    self._fail_or_retry(call, error_of(call, command), now)
             elif isinstance(command, wire.Limits):
                 for call in connection.told_limits(command, now):
-                    self._fail(call, _too_large(call.service, str(connection.refuses(call.body))))
+                    self._fail(call, too_large(call.service, str(connection.refuses(call.body))))
             elif isinstance(command, wire.Disconnect):
                 drains = self._several
         if drains or refused:
             self._drained(connection, refused, now)
 
     def _drained(self, connection: BrokerConnection, refused: list[Call], now: float) -> None:
-        """Leave a broker that drains, and send to the next what it has refused."""
+        """Leave a broker that drains, and send the requests that it has refused to the next one."""
         if connection is self.current:
             lasted = now - self.failover.connected_at
             self.failover.lost("it drains", now, of_use=lasted >= SHORT_CONNECTION_SECONDS, dismissed=True)
             self._leave("the broker drains", now)
         for call in refused:
-            if not call.ended and call.connection is connection:  # else the same message says something else of it
+            if not call.ended and call.place is connection:  # else the same message has ended it
                 self._move(call, now)
 
-    def _answered(self, call: Call, answer: wire.Reply, now: float) -> None:
+    def _take_reply(self, call: Call, answer: wire.Reply, now: float) -> None:
         body = answer.body
         if answer.final:
             failure = wire.parse_error(body)  # from a worker whose dialect has no ERROR
             if failure is not None:
-                self._failed(call, ServiceError(failure[0], failure[1], service=call.service.decode()), now)
+                self._fail_or_retry(call, ServiceError(failure[0], failure[1], service=call.service.decode()), now)
                 return
             self._forget(call)
             self.events.append((call, call.complete(body)))
@@ -396,7 +396,7 @@ class ClientSession:
             return
         call.collect(body)
         if call.collected_bytes > MAX_REPLY_BYTES:
-            call.connection.cancel(call)
+            call.place.cancel(call)
             self._fail(call, overlong(service, MAX_REPLY_BYTES))
 
     def take_messages(self) -> list[Message]:
@@ -404,7 +404,7 @@ class ClientSession:
         return self.current.take_messages()
 
     def take_events(self) -> list[tuple[Call, Outcome]]:
-        """Return what to deliver: the outcomes of requests since the last call."""
+        """Return the outcomes of requests since the last call."""
         events, self.events = self.events, []
         return events
 
@@ -415,17 +415,17 @@ class ClientSession:
         for connection in (self.current, *self._old):
             connection.notice_delay(now)
         for call in self._due.pop_due(now):
-            if call.connection is self._pausing:
-                self._try_again(call, now)
-                continue
-            if call.connection is self._waiting:
-                self._fail(call, self._not_sent(call))
-                continue
-            if now < call.connection.excused_until:
-                self._due.set(call, call.connection.excused_until)
-                continue
-            call.connection.cancel(call)
-            self._fail(call, self._overdue(call, now))
+            place = call.place
+            if not isinstance(place, BrokerConnection):
+                if place is self._pausing:
+                    self._try_again(call, now)
+                else:
+                    self._fail(call, self._not_sent(call))
+            elif now < place.excused_until:
+                self._due.set(call, place.excused_until)
+            else:
+                place.cancel(call)
+                self._fail(call, self._overdue(call, place, now))
         silent = self.current.tick(now)
         if silent is not None:
             self.lose(silent, now)
@@ -460,9 +460,9 @@ class ClientSession:
         )
         return RequestTimeout(text, service=service)
 
-    def _overdue(self, call: Call, now: float) -> RequestError:
-        """Return the exception of a request whose time has passed."""
-        service, connection = call.service.decode(), call.connection
+    def _overdue(self, call: Call, connection: BrokerConnection, now: float) -> RequestError:
+        """Return the exception of a request whose time has passed at a connection."""
+        service = call.service.decode()
         passed = call.deadline is not None and now >= call.deadline
         waited = call.timeout if passed else call.silence
         text = f"no reply from service {service!r} through {connection.endpoint} within {waited:g} s"
@@ -486,8 +486,3 @@ class ClientSession:
         if silence:
             text += f"; the broker has been silent for {silence:.1f} s"
         return RequestTimeout(text, service=service)
-
-
-def _too_large(service: bytes, why: str) -> RequestRejected:
-    name = service.decode()
-    return RequestRejected(f"service {name!r}: {why}", service=name, code=Code.TOO_LARGE)

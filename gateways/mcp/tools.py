@@ -18,7 +18,7 @@ from typing import Any, Final
 import mcp_types as types
 import msgspec
 
-from ...clients.values import encoded, is_text, json_of
+from ...clients.json_values import encoded, is_text, json_of
 from ...mdp.errors import CodecError
 from ...mdp.services import About
 from ...mdp.services.schemas import RAW, REFERENCE, Schema, definitions

@@ -7,8 +7,8 @@ from typing import Any, Final, Protocol
 
 import zmq
 
-from ...clients.calls.call import Call, Outcome
-from ...clients.calls.reply import Reply
+from ...clients.calls.reply import Outcome, Reply
+from ...clients.x1.broker_connection import Call
 from ...gateways.upstream import Upstream
 from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last

@@ -18,8 +18,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, MapT
 
 from ...clients import Client, SettingError
 from ...clients.many import checked_settings
-from ...clients.rows.arrow import added_names, check_result, map_rows
-from ...clients.rows.tables import ARROW, check_rows_per_request, map_tables
+from ...clients.rows.arrow import ARROW, added_names, check_result, check_rows_per_request, map_rows, map_tables
 from ...mdp import wire
 from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService

@@ -21,7 +21,7 @@ from zmdp.clients import (
     ServiceNotFound,
     SettingError,
 )
-from zmdp.clients.calls.call import Call
+from zmdp.clients.x1.broker_connection import Call
 from zmdp.mdp.transport.multipart import receive
 from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker
@@ -331,7 +331,7 @@ def test_immediate_replies_do_not_starve_other_tasks(endpoint, monkeypatch):
 
         turning = asyncio.create_task(turn())
         assert await client.request("echo", b"first") == [b"first"]
-        monkeypatch.setattr("zmdp.clients.x1.connection.receive", wait_and_receive)
+        monkeypatch.setattr("zmdp.clients.x1.client_connection.receive", wait_and_receive)
         before = turns
         for _ in range(20):
             assert await client.request("echo", b"x") == [b"x"]

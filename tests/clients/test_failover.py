@@ -21,10 +21,9 @@ from support.x1_client import (
     together,
 )  # fmt: skip
 
-from zmdp.clients.calls.call import Call
 from zmdp.clients.calls.reply import Reply
 from zmdp.clients.calls.retry import Retry
-from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES, BrokerConnection
+from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES, BrokerConnection, Call
 from zmdp.clients.x1.session import MAX_OLD_CONNECTIONS, ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, StreamInterrupted
@@ -96,7 +95,7 @@ def test_a_large_request_that_a_draining_broker_was_not_sent_goes_to_the_next() 
     assert sent(session) == [("LIMITS",)]
     session.receive(wire.limits((b"",), 2 << 20, 9), 102.0)
     assert [command[0] for command in sent(session)] == ["REQUEST"]
-    assert large.connection is session.current
+    assert large.place is session.current
 
 
 def ask_large(session: ClientSession) -> Call:

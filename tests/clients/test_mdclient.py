@@ -30,8 +30,8 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
 )
-from zmdp.clients.calls.call import Call
 from zmdp.clients.legacy import session as legacy_session
+from zmdp.clients.x1.broker_connection import Call
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -470,7 +470,7 @@ def until_interrupted(take):
 
 
 def test_replies_to_send_that_are_received_too_slowly(x1, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.calls.inbox.MAX_UNREAD_BYTES", 10_000)
+    monkeypatch.setattr("zmdp.clients.calls.reply.MAX_UNREAD_BYTES", 10_000)
     x1.send("flood", b"200")
     x1.request("flood", b"0")
     x1.send("echo", b"another's")
@@ -542,7 +542,7 @@ def test_a_client_that_cannot_open_a_socket_tries_again(monkeypatch, endpoint):
             monkeypatch.undo()
             raise zmq.ZMQError(24)
 
-        monkeypatch.setattr("zmdp.clients.x1.connection.BrokerSocket", fail)
+        monkeypatch.setattr("zmdp.mdp.transport.monitored.MonitoredDealer.__init__", fail)
     assert future.result(TIMEOUT_SECONDS) == [b"x"]
     client.close()
 

@@ -145,7 +145,7 @@ def test_a_stream_that_is_left_early(door, parts):
 @streaming
 def test_a_slow_reader(door, monkeypatch):
     """Its stream ends within bounds, or it gets everything: no other call suffers."""
-    monkeypatch.setattr("zmdp.clients.calls.inbox.MAX_UNREAD_BYTES", 10 * door.part_bytes)
+    monkeypatch.setattr("zmdp.clients.calls.reply.MAX_UNREAD_BYTES", 10 * door.part_bytes)
     ended = threading.Event()
     many = 2000 if door.slow_reader == "interrupted" else 300
 

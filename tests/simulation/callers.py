@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from zmdp.clients.calls.call import GRACE, Call, Outcome, encode_options
-from zmdp.clients.calls.reply import Reply
-from zmdp.clients.x1.broker_connection import BrokerConnection
+from zmdp.clients.calls.ask import encode_options
+from zmdp.clients.calls.reply import Outcome, Reply
+from zmdp.clients.x1.broker_connection import GRACE, BrokerConnection, Call
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code

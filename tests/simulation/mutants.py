@@ -449,8 +449,8 @@ def asleep_in_a_group(groups: Groups, group: Group, opens: float, park: Any = Gr
 def trusting(session: ClientSession, now: float) -> None:
     """A client never asks whether the broker is there."""
     for call in session._due.pop_due(now):
-        call.connection.cancel(call)
-        session._fail(call, session._overdue(call, now))
+        call.place.cancel(call)
+        session._fail(call, session._overdue(call, session.current, now))
     session.current.expect_sign_of_life(now)
 
 

@@ -3,8 +3,7 @@
 import random
 from typing import Any
 
-from zmdp.clients.calls.call import Outcome
-from zmdp.clients.calls.reply import Reply
+from zmdp.clients.calls.reply import Outcome, Reply
 from zmdp.clients.x1.broker_connection import BrokerConnection
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ...clients.calls.arguments import checked_body
+from ...clients.calls.ask import checked_body
 from ...mdp.codecs import Codec
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError, TitanicError

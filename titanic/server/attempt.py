@@ -19,8 +19,9 @@ from ...clients import (
     SettingError,
     StreamInterrupted,
 )
-from ...clients.calls.call import Call, Outcome
-from ...clients.rows.calls import LIMITED
+from ...clients.calls.reply import Outcome
+from ...clients.rows.row_calls import LIMITED
+from ...clients.x1.broker_connection import Call
 from ...mdp.codes import Code
 from ...mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from ..api.submission import pack, unpack

@@ -1,1 +1,1 @@
-"""What `mdclient bench` measures with."""
+"""The loads and latencies of `mdclient bench`."""

@@ -1,4 +1,4 @@
-"""What a broker reports about other brokers: what `mdclient brokers` and `mdclient top --all` show."""
+"""The reports of a broker about other brokers, for `mdclient brokers` and `mdclient top --all`."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from ...mdclient import Client
 from .top import BrokerView, duration, table, with_rates
 
 QUESTIONS: Final = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.brokers")
-"""What each broker is asked."""
+"""The questions to each broker."""
 _LINK_COLUMNS: Final = {
     "LINK": "broker",
     "KIND": "kind",
@@ -34,7 +34,7 @@ _EVERY = 1 << 30
 
 
 def lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an answer to `mmi.brokers` as lines of text: the links of the broker, and what is reached over them."""
+    """Yield an answer to `mmi.brokers` as lines of text: the links of the broker, and the brokers reached over them."""
     yield f"broker {answer['name']}"
     if not answer["links"]:
         yield "no links: mdp-broker --peer and --parent open them"
@@ -66,7 +66,7 @@ def summary(answer: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport:
-    """What one broker reported, or why it could not be asked."""
+    """The report of one broker, or why it could not be asked."""
 
     name: str
     hops: int

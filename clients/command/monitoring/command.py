@@ -5,8 +5,9 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -16,15 +17,19 @@ from ....mdp.errors import RequestRejected, RequestTimeout
 from ....mdp.transport.reach import check_listening
 from ...console import bodies
 from ...console.asking import OF, addressed, advice, ask, connection_options, new_client
-from ...console.service_names import services as complete_services
+from ...console.completion import services as complete_services
 from ...mdclient import Client
-from . import brokers, tail_view
+from . import brokers
 from .health import Question, Thresholds, as_dict, checks
-from .top import BrokerView, lines, with_rates
+from .top import BrokerView, lines, milliseconds, with_rates
 
 HEALTH_TIMEOUT_SECONDS: Final = 10.0
 MAX_PAGES: Final = 10
 """Pages of `mmi.metrics` that `top` reads in each update: 1000 services, as many as `mmi.services` lists."""
+DEFAULT_TAIL_LIMIT: Final = 100
+"""Requests in a second."""
+MAX_TAIL_INTERVAL_SECONDS: Final = 5.0
+"""Half of the time after which a broker forgets a tail that is not asked for."""
 
 # ── health ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,7 +145,7 @@ def top(*, interval: float, count: int | None, every: bool, on: str | None, as_j
 
 
 def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
-    """Return a function that returns what a broker reports, with rates since the previous call."""
+    """Return a function that returns the report of a broker, with rates since the previous call."""
     before = None
 
     def look(client: Client) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
 
 
 def _looks_at_all(connection: dict[str, Any]) -> Callable[[Client], dict[str, Any]]:
-    """Return a function that returns what all reachable brokers report, with rates since the previous call."""
+    """Return a function that returns the reports of all reachable brokers, with rates since the previous call."""
     before: list[brokers.BrokerReport] = []
 
     def look(client: Client) -> dict[str, Any]:
@@ -193,7 +198,7 @@ def _pages(client: Client, on: str | None) -> Iterator[dict[str, Any]]:
 @click.option(
     "--limit",
     type=Number("requests", whole=True),
-    default=tail_view.DEFAULT_LIMIT,
+    default=DEFAULT_TAIL_LIMIT,
     help="Requests to show in a second, at most 1000; further ones are counted.",
 )
 @click.option(
@@ -228,7 +233,7 @@ def tail(
     `admin = true` may see requests.
     """
     # The broker forgets a tail after ten seconds, so one that asks less often would miss requests.
-    interval = min(interval, tail_view.MAX_INTERVAL_SECONDS)
+    interval = min(interval, MAX_TAIL_INTERVAL_SECONDS)
     asked = {"limit": limit, "service": service or "", "failed": failed}
     left = count
     with new_client(connection) as client, advice(connection, "mmi.tail", on=on), suppress(KeyboardInterrupt):
@@ -241,12 +246,12 @@ def tail(
             elif answer["tail"] != asked["tail"]:
                 click.echo("requests may be missing: the broker was restarted, or was not asked in time", err=True)
             begun, asked["tail"] = True, answer["tail"]
-            rows = tail_view.rows(answer, time.time())
+            rows = tail_rows(answer, time.time())
             for row in rows if left is None else rows[:left]:
                 if as_json:
                     bodies.print_json(row)
                 else:
-                    click.echo(tail_view.line(row))
+                    click.echo(tail_line(row))
             sys.stdout.flush()
             if answer["left_out"]:
                 click.echo(f"{answer['left_out']} more were left out", err=True)
@@ -255,3 +260,31 @@ def tail(
                 if left <= 0:
                     return
             time.sleep(interval)
+
+
+def tail_rows(answer: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
+    """Return the requests of an answer, ready for JSON, with the time in ISO 8601; `now` is in seconds since 1970."""
+    return [_with_time(row, now) for row in answer["requests"]]
+
+
+def _with_time(row: Mapping[str, Any], now: float) -> dict[str, Any]:
+    rest = {name: value for name, value in row.items() if name != "ago_seconds"}
+    ended = datetime.fromtimestamp(now - row["ago_seconds"], UTC)
+    return {"ended": ended.isoformat(timespec="milliseconds"), **rest}
+
+
+def tail_line(row: Mapping[str, Any]) -> str:
+    """Return a request as a line of text."""
+    ended = datetime.fromisoformat(row["ended"]).astimezone()
+    details = {
+        "worker": row["worker"],
+        "role": row["role"],
+        "client": row["client"],
+        "attempts": row["attempts"] if row["attempts"] > 1 else None,
+        "request": row["request_id"] or row["id"],
+    }
+    return (
+        f"{ended:%H:%M:%S}.{ended.microsecond // 1000:03}  {row['outcome']:>4}  {row['service']}  "
+        f"queue {milliseconds(row['queue_seconds'])}  time {milliseconds(row['worker_seconds'])}  "
+        + "  ".join(f"{name} {value}" for name, value in details.items() if value not in (None, ""))
+    )

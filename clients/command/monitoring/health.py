@@ -1,4 +1,4 @@
-"""What `mdclient health` checks: a broker and its services, from answers to `mmi.*` (docs/how-to/operations.md)."""
+"""The checks of `mdclient health`: a broker and its services, from answers to `mmi.*` (docs/how-to/operations.md)."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ MAX_PAGES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What services must fulfil; None for anything."""
+    """Limits that services must keep; None for no limit."""
 
     min_workers: int | None = None
     max_queue: int | None = None
@@ -39,10 +39,10 @@ class Check:
     """The service; None if there is none."""
     ok: bool
     value: float | None
-    """What was found; None if it could not be found out."""
+    """The result; None if it could not be found out."""
     limit: float | None
     text: str
-    """What was found, for people."""
+    """The result as a text for people."""
 
     def line(self) -> str:
         """Return the check as a line of text."""

@@ -1,4 +1,4 @@
-"""Rates and latencies of a service, from what a broker has counted at two moments (`mmi.metrics`)."""
+"""Rates and latencies of a service, from a broker's counters at two moments (`mmi.metrics`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

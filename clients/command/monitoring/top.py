@@ -10,14 +10,14 @@ from .rates import Interval, service_rates
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """What a broker reported at one moment."""
+    """The report of a broker at one moment."""
 
     services: list[dict[str, Any]]
     workers: list[dict[str, Any]]
     stats: dict[str, Any]
     moment: float
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What was counted for each service; empty if the broker does not tell."""
+    """The counters of each service; empty if the broker does not tell them."""
     bounds: Sequence[float] = ()
     """The upper bounds of the buckets in `metrics`."""
 
@@ -166,7 +166,7 @@ def lines(shown: Mapping[str, Any], broker: str, height: int) -> Iterator[str]:
 
 
 def elsewhere(service: Mapping[str, Any]) -> str:
-    """Return what other brokers offer of a service, a row of `mmi.services`; an empty text if nothing."""
+    """Return the capacity of a service at other brokers, from a row of `mmi.services`; empty if there is none."""
     if not service.get("remote_credit"):
         return ""
     offered = f"{service['remote_free']:,} of {service['remote_credit']:,} free"

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, cast
 
 from ....clients.aio import AsyncClient
-from ....clients.calls.call import Call, Outcome
-from ....clients.calls.reply import Reply
+from ....clients.calls.reply import Outcome, Reply
+from ....clients.x1.broker_connection import Call
 from ....mdp.errors import ServiceNotFound, StreamInterrupted, ZmdpError
 from ....mdp.http.problems import Problem
 from ....titanic.api.client import AsyncTitanic

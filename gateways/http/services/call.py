@@ -4,9 +4,9 @@ import asyncio
 from time import monotonic
 from typing import Any, Final
 
-from ....clients.calls.call import Call, Outcome
-from ....clients.calls.reply import Reply
-from ....clients.values import encoded
+from ....clients.calls.reply import Outcome, Reply
+from ....clients.json_values import encoded
+from ....clients.x1.broker_connection import Call
 from ....mdp.http.asgi import on_disconnect, read_body, respond
 from ....mdp.http.problems import Problem, RawHeaders, problem_of
 from ....mdp.services import About

@@ -19,9 +19,9 @@ from collections import deque
 from time import monotonic
 from typing import Any, Final
 
-from ....clients.calls.call import Call, Outcome
-from ....clients.calls.reply import Reply
-from ....clients.values import is_text, json_of
+from ....clients.calls.reply import Outcome, Reply
+from ....clients.json_values import is_text, json_of
+from ....clients.x1.broker_connection import Call
 from ....mdp.http.problems import Problem, problem_of
 from ....mdp.services import About
 from ...gateway import Gateway

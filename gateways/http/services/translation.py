@@ -25,7 +25,7 @@ from urllib.parse import unquote_to_bytes
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from ....clients.values import is_json, json_of, problem_of_json
+from ....clients.json_values import is_json, json_of, problem_of_json
 from ....mdp.errors import SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.services import About

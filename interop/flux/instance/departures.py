@@ -15,8 +15,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ....clients.aio import AsyncClient
-from ....clients.calls.call import Call, Outcome
-from ....clients.calls.reply import Reply
+from ....clients.calls.reply import Outcome, Reply
+from ....clients.x1.broker_connection import Call
 from ....mdp.errors import ClosedError, SettingError
 from ....workers.handling import Last
 from ....workers.session.request import Request

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
 from ....clients.aio import AsyncClient
-from ....clients.calls.call import Call, Outcome
-from ....clients.calls.reply import Reply
+from ....clients.calls.reply import Outcome, Reply
+from ....clients.x1.broker_connection import Call
 from ....mdp.errors import ServiceError
 from ....workers.handling import Last
 from ....workers.session.request import Request

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
-from ....clients.calls.call import Outcome
-from ....clients.calls.reply import Reply
+from ....clients.calls.reply import Outcome, Reply
 from ....mdp.errors import ServiceError, ServiceNotFound, SettingError
 from ....workers.session.request import Request
 from ..instance.instance import Instance

@@ -13,12 +13,12 @@ from warnings import warn
 
 import zmq
 
-from ....clients.calls.arguments import checked_body, checked_max_outstanding, checked_timeout
-from ....clients.calls.defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
-from ....clients.calls.reply import Reply
+from ....clients.calls.arguments import DEFAULT_TIMEOUT, MAX_OUTSTANDING, checked_max_outstanding, checked_timeout
+from ....clients.calls.ask import check_usable, checked_body
+from ....clients.calls.reply import Reply, closed_error
 from ....clients.futures import ClientThreads, ReplyFuture
 from ....mdp.codecs import Codec, Coder
-from ....mdp.errors import ClosedError, SettingError, ZmdpError
+from ....mdp.errors import SettingError, ZmdpError
 from ....mdp.program import process
 from ....mdp.security.keys import BrokerKey, Key, load_keys
 from ....mdp.transport.polling import add_reader, remove_reader
@@ -228,10 +228,7 @@ class AsyncFreelanceClient:
     # ── the connections in the event loop ────────────────────────────────────────────────────────────────────────────
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise _closed_error()
-        if process.pid != self._process:
-            raise ClosedError("this client belongs to the process that created it: create one after fork()")
+        check_usable(self._closed, self._process)
 
     def _open(self) -> asyncio.AbstractEventLoop:
         self._check_usable()
@@ -273,7 +270,7 @@ class AsyncFreelanceClient:
     def _set_timer(self) -> None:
         due = self._connection.due()
         if self._timer is not None and self._timer_at <= due:
-            return  # a timer that fires too early is harmless, so it is rarely replaced
+            return  # a timer that fires too early is harmless
         if self._timer is not None:
             self._timer.cancel()
         if self._loop is not None:
@@ -288,7 +285,7 @@ class AsyncFreelanceClient:
         if self._closed:
             return
         self._closed = True
-        self._session.close(_closed_error)
+        self._session.close(closed_error)
         self._deliver()
         for handle in (self._soon, self._timer):
             if handle is not None:
@@ -479,7 +476,3 @@ def _checked_servers(servers: str | Sequence[str]) -> list[str]:
     if not isinstance(endpoints, list | tuple) or not endpoints:
         raise SettingError(f"servers is {servers!r}: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
     return [checked_endpoint(endpoint) for endpoint in endpoints]
-
-
-def _closed_error() -> ZmdpError:
-    return ClosedError("this client was closed")

@@ -48,7 +48,7 @@ class _Descriptors:
         self.known[identity] = descriptor
 
     def offender(self, descriptor: int) -> None:
-        """Ignore a message of too many frames: what is left of it decodes to a reply that belongs to no request."""
+        """Ignore a message of too many frames: its rest decodes to a reply that belongs to no request."""
 
     def forget(self, descriptor: int) -> bytes | None:
         """Return the server whose connection had this descriptor, and forget it."""

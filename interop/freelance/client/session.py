@@ -1,8 +1,8 @@
 """The client's side of FLP (C46) as a state machine: requests to any of several equal servers, without a broker.
 
-It uses no socket and no clock.  `FreelanceConnection` sends what `take_messages` returns, and reports with `sent`
-whether ZeroMQ had a connection to the server.  It calls `receive`, `disconnected` and `tick`; the client delivers what
-`take_events` returns.
+It uses no socket and no clock.  `FreelanceConnection` sends the messages of `take_messages`, and reports with `sent`
+whether ZeroMQ had a connection to the server.  It calls `receive`, `disconnected` and `tick`; the client delivers the
+events of `take_events`.
 
 A server is *usable* from when a PING could be sent to it until its connection ends, or until it has been silent for
 `ttl` seconds.  A request goes to the usable server that was heard last.  When that server is lost, the request goes to
@@ -17,9 +17,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from errno import EAGAIN
 from typing import Any, Final, NamedTuple
 
-from ....clients.calls.call import Outcome
-from ....clients.calls.defaults import MAX_OUTSTANDING
-from ....clients.calls.reply import Reply
+from ....clients.calls.arguments import MAX_OUTSTANDING
+from ....clients.calls.reply import Outcome, Reply
 from ....mdp import wire
 from ....mdp.errors import (
     BrokerUnreachable,
@@ -41,7 +40,7 @@ SHORTEST_RETRY_SECONDS: Final = 0.001
 SEND_RETRY_SECONDS: Final = 0.01
 """Time after which a request that the servers did not accept, because they do not keep up, is sent again."""
 MAX_LOSSES: Final = 3
-"""Servers that may be lost while they hold a request: perhaps the request is what ends them."""
+"""Servers that may be lost while they hold a request: perhaps the request ends them."""
 MAX_STALE_TIMERS: Final = 64
 """Minimum number of stale entries among the timers before they are removed, so that removing costs little."""
 
@@ -114,7 +113,7 @@ class _Server:
         self.expired = False
         """Whether it is connected, but has been silent for too long."""
         self.usable_at = -math.inf
-        """From when on it counts as silent, if it has not been heard since."""
+        """The time from which its silence counts, if it has not been heard since."""
         self.heard_at = -math.inf
         self.ping_at = -math.inf
         """When it is sent the next PING."""
@@ -123,12 +122,12 @@ class _Server:
         self.retry_delay = SHORTEST_RETRY_SECONDS
         """Time until the next PING, while there is no connection."""
         self.avoid_until = -math.inf
-        """Until when other servers are preferred: it left a request without a reply."""
+        """The time until which other servers are preferred, because it left a request without a reply."""
         self.calls: dict[FreelanceCall, None] = {}
 
 
 class _Survey:
-    """Somebody waits until each server has answered a PING."""
+    """A `ping` of the user, which waits until each server has answered a PING."""
 
     def __init__(self, servers: Sequence[_Server], now: float, timeout: float, receiver: Any) -> None:
         self.receiver = receiver
@@ -198,7 +197,7 @@ class FreelanceSession:
         return call
 
     def forget(self, call: FreelanceCall) -> None:
-        """End a request without an outcome: nobody waits for it any more."""
+        """End a request without an outcome, because its caller no longer waits."""
         if not call.ended:
             self._end(call)
 
@@ -341,7 +340,7 @@ class FreelanceSession:
         self._use(server, now)
 
     def _use(self, server: _Server, now: float) -> None:
-        """Note that a server is connected, and send it what waits for a server."""
+        """Note that a server is connected, and send it the requests that wait for a server."""
         if server.usable:
             return
         server.usable, server.expired = True, False
@@ -396,7 +395,7 @@ class FreelanceSession:
         server.expired = False
         server.asked_at = None
         if server.usable:
-            server.avoid_until = -math.inf  # whoever comes back there is not the one that was silent
+            server.avoid_until = -math.inf  # a server that comes back there is not the one that was silent
             self._give_up(server, now, lost=True)
 
     def _give_up(self, server: _Server, now: float, *, lost: bool) -> None:
@@ -423,7 +422,7 @@ class FreelanceSession:
         return messages
 
     def take_events(self) -> list[Event]:
-        """Return what to deliver, and to whom."""
+        """Return the outcomes, each with its receiver."""
         events, self._events = self._events, []
         return events
 

@@ -10,7 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS
 
 from zmdp.clients import AsyncClient, Client, ClosedError, Reply, ServiceError, SettingError
-from zmdp.clients.rows.calls import MIN_WINDOW
+from zmdp.clients.rows.row_calls import MIN_WINDOW
 from zmdp.workers import Worker
 
 

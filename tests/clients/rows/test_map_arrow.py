@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS
 
 from zmdp.clients import Client, ServiceError, SettingError
-from zmdp.clients.rows import tables as tables_module
+from zmdp.clients.rows import arrow
 from zmdp.mdp.program.extras import install_command
 from zmdp.workers import Worker
 
@@ -111,7 +111,7 @@ def add(received):
 
 @pytest.mark.parametrize("rows_per_request", [None, 10])
 def test_columns_as_tables(server, client, monkeypatch, rows_per_request):
-    monkeypatch.setattr(tables_module, "MAX_SLICE_ROWS", 40)
+    monkeypatch.setattr(arrow, "MAX_SLICE_ROWS", 40)
     data = pa.table({"id": range(100), "other": ["x"] * 100, "n": range(100)})
     with worker(server, add, codec="arrow"):
         found = table(
@@ -212,7 +212,7 @@ def test_within_an_event_loop(client):
 
 
 def test_without_pyarrow(client, monkeypatch):
-    monkeypatch.delitem(sys.modules, "zmdp.clients.arrow", raising=False)
+    monkeypatch.delitem(sys.modules, "zmdp.clients.rows.arrow", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SettingError, match=re.escape(install_command("arrow"))):
         client.map_arrow("up", TEXTS, input="text")

@@ -12,7 +12,7 @@ from support.titanics import BEATS, LIMITS
 from zmdp import Limit
 from zmdp.clients import AsyncClient
 from zmdp.clients.many import RETRY
-from zmdp.clients.rows import Row, RowSettings, answer_rows, availability, calls
+from zmdp.clients.rows import Row, RowSettings, answer_rows, availability, row_calls
 from zmdp.mdp.broker.core.drops import Drop
 from zmdp.mdp.errors import BrokerUnreachable, RequestError, RequestTimeout, ServiceError
 from zmdp.testing import running_broker
@@ -82,20 +82,20 @@ def test_the_window_limits_outstanding_requests(server, window):
 
 
 def test_the_window_grows_while_rows_are_answered_quickly(server, monkeypatch):
-    monkeypatch.setattr(calls, "WINDOW_SECONDS", TIMEOUT_SECONDS)  # however busy the machine is
+    monkeypatch.setattr(row_calls, "WINDOW_SECONDS", TIMEOUT_SECONDS)  # however busy the machine is
     most = most_outstanding(server, [b"x"] * 1500, window=None, timeout=10 * TIMEOUT_SECONDS)
-    assert calls.MIN_WINDOW < most <= calls.MAX_WINDOW
+    assert row_calls.MIN_WINDOW < most <= row_calls.MAX_WINDOW
 
 
 def test_the_window_stays_small_while_rows_are_slow(server, monkeypatch):
-    monkeypatch.setattr(calls, "WINDOW_SECONDS", 0.0)
-    assert most_outstanding(server, [b"x"] * 2000, window=None) <= calls.MIN_WINDOW
+    monkeypatch.setattr(row_calls, "WINDOW_SECONDS", 0.0)
+    assert most_outstanding(server, [b"x"] * 2000, window=None) <= row_calls.MIN_WINDOW
 
 
 def test_a_window_that_has_grown_does_not_let_rows_time_out(server, monkeypatch):
     """The service becomes so slow that the rows sent last wait for longer than their timeout: they are sent again."""
-    monkeypatch.setattr(calls, "WINDOW_SECONDS", TIMEOUT_SECONDS)
-    monkeypatch.setattr(calls, "MIN_WINDOW", 1)
+    monkeypatch.setattr(row_calls, "WINDOW_SECONDS", TIMEOUT_SECONDS)
+    monkeypatch.setattr(row_calls, "MIN_WINDOW", 1)
     waiting = threading.Event()
 
     def handler(request):
@@ -137,7 +137,7 @@ def test_a_row_that_a_limit_holds_back_is_sent_again(server, window):
 
 def test_the_window_follows_a_limit():
     """It shrinks to half of what a row has waited with, at least 1, and grows again with each window of replies."""
-    asked = calls.RowCalls(None, RowSettings(), None)
+    asked = row_calls.RowCalls(None, RowSettings(), None)
     asked._window = 10
     for place, window in ((10, 5), (10, 5), (9, 4), (1, 1), (1, 1)):
         row = Row("up", b"")
@@ -182,7 +182,7 @@ def test_rows_are_sent_as_others_are_taken(server):
         with closing(asking(server, (b"%d" % n for n in taken), window=2)) as found:
             next(found)
             assert first.is_set()
-            assert next(taken) == 2 * calls.ROWS_AHEAD
+            assert next(taken) == 2 * row_calls.ROWS_AHEAD
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,7 +252,7 @@ def test_temporary_refusals_are_retried(server):
 
 
 def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):
-    monkeypatch.setattr(calls, "MAX_BODY", 10)
+    monkeypatch.setattr(row_calls, "MAX_BODY", 10)
     with worker(server, up):
         large, right = ask(server, [b"x" * 11, b"x" * 10])
     assert large == Answer(None, 413, "the request has 11 bytes; the limit is 10")
@@ -261,5 +261,5 @@ def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):
 
 def test_outstanding_bytes_are_limited(server, monkeypatch):
     """The window alone would allow all ten rows."""
-    monkeypatch.setattr(calls, "MAX_OUTSTANDING_BYTES", 25)
+    monkeypatch.setattr(row_calls, "MAX_OUTSTANDING_BYTES", 25)
     assert most_outstanding(server, [b"1234567890"] * 100, window=10) in {2, 3}

@@ -23,10 +23,11 @@ from support.x1_client import (
     unpack,
 )  # fmt: skip
 
-from zmdp.clients.calls.call import Call, encode_options, error_of
+from zmdp.clients.calls.ask import encode_options
 from zmdp.clients.calls.retry import Retry
 from zmdp.clients.x1 import session as module
-from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES
+from zmdp.clients.x1.broker_connection import LARGE_REQUEST_BYTES, Call
+from zmdp.clients.x1.errors import error_of
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
@@ -461,7 +462,7 @@ def test_a_refusal_ends_every_request() -> None:
     session, _ = asking(many=2, timeout=60.0)
     session.lose("the broker refuses this key", 101.0)
     assert events(session) == []
-    session.refuse("the broker refuses this key")
+    session.refused_by_all("the broker refuses this key")
     text = "service 'echo' cannot be called through tcp://here: the broker refuses this key"
     assert events(session) == [(number, BrokerUnreachable, text, "echo", None) for number in (1, 2)]
     assert is_empty(session)

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from ....clients import Client, Reply, RequestTimeout, ServiceError, ServiceNotFound
 from ....clients.console import bodies
-from ....clients.console.service_names import services as complete_services
+from ....clients.console.completion import services as complete_services
 from ....mdp.cli.console import CONTEXT_SETTINGS, LazyGroup, Number, run, version_option
 from ....mdp.errors import TitanicError
 from ...api.client import Titanic

@@ -15,20 +15,23 @@ import zmq
 from ...mdp.errors import SettingError
 from ...mdp.program.logs import counted
 from ...mdp.security.keys import ClientKeys
+from ...mdp.transport.monitored import MonitoredDealer
 from ...mdp.transport.multipart import receive, send
 from ...mdp.transport.probe import Probe
-from ..calls.call import Call, Outcome
-from .broker_socket import BrokerSocket
+from ...mdp.transport.reach import ENDED, HANDSHAKE_FAILED
+from ...mdp.transport.sockets import ONE_CONNECTION_MS, Context
+from ..calls.reply import Outcome
+from .broker_connection import BrokerConnection, Call
 from .session import ClientSession
 
 # These two are not Final, which would be compiled in: tests set them.
 MAX_MESSAGES: int = 100
 """Messages processed before their outcomes are delivered."""
 MAX_EVENTS: int = 64
-"""Replies and parts from which on they are delivered before more is received: whoever passes on the parts of a stream
-gets the chance to do so, and they do not pile up."""
+"""Number of replies and parts after which they are delivered before more is received, so that the parts of streams
+can be passed on and do not pile up."""
 MAX_BYTES: Final = 1 << 22
-"""Bytes of such replies and parts from which on they are delivered before more is received."""
+"""Size of received messages after which the same is done."""
 LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
@@ -36,9 +39,37 @@ MAX_TICK_DELAY_SECONDS: Final = 1.0
 WARNING_SECONDS: Final = 1.0
 """How long requests wait for a broker before a warning says so: a restart takes less."""
 
+MAX_UNREAD: Final = 64
+"""Maximum number of messages that wait in libzmq's memory; each has many replies, or a large one.
+
+Reading them wakes libzmq's thread each time that half of these have been read, so few of them cost more."""
+MAX_UNREAD_LARGE: Final = 8
+"""The same, once megabytes have waited."""
+_OPTIONS: Final[dict[int, int]] = {
+    zmq.RECONNECT_IVL: ONE_CONNECTION_MS,
+    zmq.RCVHWM: MAX_UNREAD,
+    zmq.SNDHWM: 0,  # max_outstanding limits what is sent
+}
+
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
 log = logging.getLogger("zmdp.client")
+
+
+class BrokerSocket(MonitoredDealer):
+    """A DEALER socket for one connection, whose monitor reports that it has ended or could not be established."""
+
+    connection: BrokerConnection
+    """The session's view of the connection; set once the session knows of it."""
+
+    def __init__(self, endpoint: str, context: Context, keys: ClientKeys | None) -> None:
+        super().__init__(context, endpoint, _OPTIONS, keys, ENDED | HANDSHAKE_FAILED)
+        self.ended = False
+        """The monitor has reported the end of the connection, which it does only once."""
+
+    def expect_large(self) -> None:
+        """Have libzmq read less ahead from now on: large replies come over this connection."""
+        self.socket.set(zmq.RCVHWM, MAX_UNREAD_LARGE)
 
 
 class ClientConnection:
@@ -47,8 +78,8 @@ class ClientConnection:
     ZeroMQ itself would reconnect silently, to a broker that does not have the outstanding requests.  So each socket is
     used for one connection only: a monitor reports when that ends, and then another socket is opened.
 
-    `deliver` is called with the outcomes of requests, all those of a step at once.  If it raises an exception, what it
-    has left in the list is delivered with the next.
+    `deliver` is called with the outcomes of requests, all those of a step at once.  If it raises an exception, the
+    outcomes that are left in the list are delivered with the next.
 
     A broker that refuses this client's keys says so.  When all have done so, one after the other, the outstanding
     requests fail, since waiting would not help.
@@ -89,7 +120,7 @@ class ClientConnection:
         """Requests that were outstanding after the last tick."""
         self._opened_at = 0.0
         self._lost_at: float | None = None
-        """Since when there has been no connection, once that is logged, until a broker answers."""
+        """When the connection was lost, once that is logged; None after a broker has answered."""
         self._loss_warned = False
         self._open(self.endpoint, time.monotonic())
 
@@ -124,7 +155,7 @@ class ClientConnection:
         return more
 
     def exchange(self, now: float) -> bool:
-        """Do the same without delivering: there may be `session.events` then."""
+        """Do the same as `step`, but leave the outcomes in `session.events`."""
         session = self.session
         if not self._outcomes:
             self._awaited = session.outstanding
@@ -153,7 +184,7 @@ class ClientConnection:
                 break
             session.receive(message, now)
             if session.current is not connection:
-                return False  # the rest is for the connection that was left
+                return False  # further messages are for the connection that was left
             if not session.outstanding:
                 break  # no caller waits for anything else
             size += sum(map(len, message))
@@ -210,7 +241,7 @@ class ClientConnection:
                     session.lose("the broker closed the connection", now, connection)
                     return False
                 old.ended = old.reported
-                return old.ended  # what arrived before the end may only now be there
+                return old.ended  # messages from before the end may have arrived only now
             session.receive(message, now, connection)
         return True
 
@@ -226,15 +257,9 @@ class ClientConnection:
 
     @property
     def unsent(self) -> bool:
-        """Whether `flush` has anything to do."""
+        """Whether `step` has anything to send, or a connection to open."""
         current = self.session.current
         return bool(current.unsent) or current.lost is not None or any(old.connection.unsent for old in self._old)
-
-    def flush(self, now: float) -> None:
-        """Send what is unsent, reconnect if that is due, and deliver.  `step` must be called soon afterwards."""
-        self._send(now)
-        self._flush_old(now)
-        self.deliver()
 
     def _send(self, now: float) -> bool:
         """Send what is unsent over the current connection; reconnect if that is due.  Return whether to step again."""
@@ -308,14 +333,14 @@ class ClientConnection:
         while (message := receive(here.socket)) is not None:  # what arrived before the end
             session.receive(message, now)
             if session.current is not here.connection:
-                self._give_up_socket()  # the rest is for the connection that was left
+                self._give_up_socket()  # further messages are for the connection that was left
                 return
         reason, refused = ended
         session.lose(reason, now)
         self._log_loss(reason, now, now)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals >= len(session.failover.endpoints):
-            session.refuse(reason)
+            session.refused_by_all(reason)
 
     def _ended(self, here: BrokerSocket) -> tuple[str, bool] | None:
         """Return why the connection has ended, and whether the broker refused this client.

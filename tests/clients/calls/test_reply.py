@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from zmdp.clients.calls.inbox import MAX_UNREAD_BYTES, Inbox
-from zmdp.clients.calls.reply import Reply
+from zmdp.clients.calls.reply import MAX_UNREAD_BYTES, Inbox, Reply
 from zmdp.mdp.errors import StreamInterrupted
 
 

@@ -12,7 +12,7 @@ from support.router import Router
 
 from zmdp.clients import Client, ServiceError
 from zmdp.clients.command.main import cli
-from zmdp.clients.command.monitoring.tail_view import line, rows
+from zmdp.clients.command.monitoring.command import tail_line, tail_rows
 from zmdp.mdp.errors import RequestRejected
 from zmdp.workers import Worker
 
@@ -23,15 +23,18 @@ ROW = {
 
 
 def test_rows_and_lines():
-    (row,) = rows({"requests": [ROW]}, 1_800_000_001.75)
+    (row,) = tail_rows({"requests": [ROW]}, 1_800_000_001.75)
     assert row["ended"] == "2027-01-15T08:00:00.250+00:00"
     assert "ago_seconds" not in row
-    assert line(row)[8:] == ".250    ok  echo  queue 0.5 ms  time 2.5 s  worker 3  client c1  request 7"
+    assert tail_line(row)[8:] == ".250    ok  echo  queue 0.5 ms  time 2.5 s  worker 3  client c1  request 7"
     failed = {
         **row, "outcome": "500", "worker": None, "worker_seconds": None, "attempts": 2, "role": "shop",
         "request_id": "order-1",
     }  # fmt: skip
-    assert line(failed)[12:] == "   500  echo  queue 0.5 ms  time -  role shop  client c1  attempts 2  request order-1"
+    assert (
+        tail_line(failed)[12:]
+        == "   500  echo  queue 0.5 ms  time -  role shop  client c1  attempts 2  request order-1"
+    )
 
 
 def echo(request):

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from zmdp.clients import CodecError, Reply
-from zmdp.clients.values import body_for, encoded, json_of, readable
+from zmdp.clients.json_values import body_for, encoded, json_of, readable
 from zmdp.mdp.services import About
 from zmdp.mdp.services.schemas import RAW
 

@@ -13,8 +13,7 @@ from support.x1_broker import replies, requests
 from support.x1_client import DISCONNECT, HEARTBEAT
 
 from zmdp.clients import AsyncClient
-from zmdp.clients.x1.broker_socket import MAX_UNREAD, MAX_UNREAD_LARGE
-from zmdp.clients.x1.connection import MAX_BYTES, ClientConnection
+from zmdp.clients.x1.client_connection import MAX_BYTES, MAX_UNREAD, MAX_UNREAD_LARGE, ClientConnection
 from zmdp.clients.x1.session import ClientSession
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.transport.multipart import receive
@@ -70,7 +69,7 @@ def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
     connection.step(time.monotonic())  # from then on the monitor's descriptor tells
     outcomes = []
     ask(connection, outcomes)
-    connection.flush(time.monotonic())
+    connection.step(time.monotonic())
     answer(router, b"reply")
     descriptor = zmq.Poller()
     descriptor.register(connection.descriptors()[1], zmq.POLLIN)
@@ -83,7 +82,7 @@ def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
 
 
 def test_more_replies_before_the_end_than_a_step_receives(router, connection, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.x1.connection.MAX_MESSAGES", 3)
+    monkeypatch.setattr("zmdp.clients.x1.client_connection.MAX_MESSAGES", 3)
     outcomes = []
     for _ in range(10):
         ask(connection, outcomes)
@@ -100,7 +99,7 @@ def test_more_replies_before_the_end_than_a_step_receives(router, connection, mo
 
 
 def test_replies_are_delivered_before_many_more_are_received(router, connection, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.x1.connection.MAX_EVENTS", 3)
+    monkeypatch.setattr("zmdp.clients.x1.client_connection.MAX_EVENTS", 3)
     outcomes = []
     for _ in range(100):
         ask(connection, outcomes)
@@ -131,7 +130,7 @@ def test_libzmq_reads_less_ahead_once_large_replies_come(router, connection):
 
 
 def test_replies_that_arrived_while_the_process_was_held_up_are_not_late(router, connection, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.x1.connection.MAX_EVENTS", 3)
+    monkeypatch.setattr("zmdp.clients.x1.client_connection.MAX_EVENTS", 3)
     outcomes = []
     for _ in range(100):
         connection.session.request(ECHO, [b"body"], time.monotonic(), timeout=60.0, receiver=outcomes)
@@ -144,7 +143,7 @@ def test_replies_that_arrived_while_the_process_was_held_up_are_not_late(router,
         """Return what has arrived: by now, all replies have."""
         return None if next(left, None) is None else socket.recv_multipart()
 
-    monkeypatch.setattr("zmdp.clients.x1.connection.receive", receive)
+    monkeypatch.setattr("zmdp.clients.x1.client_connection.receive", receive)
     while len(outcomes) < 100:
         connection.step(time.monotonic() + 120.0)
     assert outcomes == [[b"%d" % number] for number in range(100)]
@@ -178,7 +177,7 @@ def inproc(router, context):
 
 def test_due_work_is_done_while_messages_keep_arriving(router, inproc, monkeypatch):
     connection = inproc
-    monkeypatch.setattr("zmdp.clients.x1.connection.MAX_EVENTS", 3)
+    monkeypatch.setattr("zmdp.clients.x1.client_connection.MAX_EVENTS", 3)
     outcomes = []
     now = time.monotonic()
     stream = connection.session.request(ECHO, [b"body"], now, stream=True, receiver=[])
@@ -212,7 +211,8 @@ def test_the_monitor_is_asked_only_when_it_is_new_or_has_reported(router, connec
 def test_after_the_last_reply_nothing_more_is_received(router, connection, monkeypatch):
     looks = count()
     monkeypatch.setattr(
-        "zmdp.clients.x1.connection.receive", lambda socket: (message := receive(socket)) and (next(looks), message)[1]
+        "zmdp.clients.x1.client_connection.receive",
+        lambda socket: (message := receive(socket)) and (next(looks), message)[1],
     )
     outcomes = []
     ask(connection, outcomes)
@@ -299,14 +299,14 @@ def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, conne
     """Even if the broker before it had answered, after which a client reconnects at once."""
     outcomes = []
     ask(connection, outcomes)
-    connection.flush(time.monotonic())
+    connection.step(time.monotonic())
     answer(router, b"reply")
     step_until(connection, lambda: outcomes)
 
     def fail(*arguments):
         raise zmq.ZMQError(errno.EMFILE)
 
-    monkeypatch.setattr("zmdp.clients.x1.connection.BrokerSocket", fail)
+    monkeypatch.setattr("zmdp.mdp.transport.monitored.MonitoredDealer.__init__", fail)
     session = connection.session
     ask(connection, outcomes)
     now = time.monotonic()
@@ -420,7 +420,7 @@ def test_a_request_is_cancelled_at_once_over_an_old_connection(router, pair):
     assert not pair.unsent
     pair.session.cancel(call)
     assert pair.unsent
-    pair.flush(time.monotonic())
+    pair.step(time.monotonic())
     record = b"\0\0\0\x09\x05" + bytes(7) + b"\1"
     assert router.recv_multipart() == [sender, b"", b"MDPCX1", b"\x09", record]
 
@@ -449,7 +449,7 @@ def test_a_probe_that_cannot_be_made_is_an_unanswered_one(router, pair, monkeypa
 
     tried = []
     monkeypatch.setattr("zmdp.mdp.transport.failover.PROBE_INTERVAL", (0.001, 0.001))
-    monkeypatch.setattr("zmdp.clients.x1.connection.Probe", Failing)
+    monkeypatch.setattr("zmdp.clients.x1.client_connection.Probe", Failing)
     _, asked = asked_twice(pair, router)
     router.send_multipart([asked[0].sender, *DISCONNECT])
     step_until(pair, lambda: len(tried) > 1)

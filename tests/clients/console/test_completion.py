@@ -7,8 +7,8 @@ import pytest
 from support.access import Folder
 from support.processes import TIMEOUT_SECONDS, eventually
 
-from zmdp.clients.command.completion import COMMANDS
-from zmdp.clients.console import service_names as completion
+from zmdp.clients.console import completion
+from zmdp.clients.console.completion import COMMANDS
 from zmdp.testing import free_endpoint, running_broker
 from zmdp.workers import Worker
 
