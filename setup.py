@@ -41,8 +41,8 @@ def machines() -> list[str]:
         "clients/calls": ["call", "dialog"],
         "clients/x1": ["broker_connection", "connection", "dialog", "session"],
         "workers": ["aio_connection", "connection", "threaded"],
-        "workers/session": ["credit", "heartbeats", "held", "outgoing", "session"],
-        "interop/freelance/worker": ["aio", "session", "threads"],
+        "workers/session": ["heartbeats", "held", "outgoing", "session"],
+        "interop/freelance/worker": ["servers", "session"],
     }
     return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]
 

@@ -14,8 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from ..mdp.errors import ClosedError
-from ..mdp.transport.polling import add_reader, remove_reader
-from ..mdp.transport.wake import Wake
+from ..mdp.transport.polling import Wake, add_reader, remove_reader
 
 T = TypeVar("T")
 

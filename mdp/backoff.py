@@ -38,3 +38,22 @@ class Backoff:
     def reset(self) -> None:
         """Begin again with the first: an attempt has succeeded."""
         self.following = self._bounds[0]
+
+
+# Not Final: mypyc (2.4) takes a Final of several floats for unset.
+RESTART_SECONDS: tuple[float, float] = (1.0, 32.0)
+"""The shortest and the longest pause before a worker that has ended unexpectedly is started again."""
+EARLY_DEATH_SECONDS: Final = 10.0
+"""A worker that dies sooner than this counts towards the backoff; a later death does not."""
+RESTART_JITTER: Final = 0.2
+"""Fraction by which pauses vary randomly, so that workers do not all start at once."""
+
+
+def restart_pause(failures: int) -> float:
+    """Return the seconds before a worker is started again, a process of `mdworker` or a slot of a Spark fleet.
+
+    `failures` is the number of failures in a row; there is no pause after 0.
+    """
+    if not failures:
+        return 0.0
+    return doubled(*RESTART_SECONDS, failures - 1) * random.uniform(1 - RESTART_JITTER, 1)  # noqa: S311 - not a secret

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from zmdp import AsyncClient, AsyncWorker
-from zmdp.mdp.program.compiled import summary
 from zmdp.testing import running_broker
+from zmdp.version import build
 
 PACKAGE = "/zmdp/"
 
@@ -53,7 +53,7 @@ async def call(crossed: Crossed, endpoint: str) -> None:
 
 def main() -> None:
     """Print the files, and their number."""
-    if "pure" not in summary():
+    if "pure" not in build():
         sys.exit("compiled functions cannot be seen: set ZMDP_PURE=1")
     crossed = Crossed()
     threading.setprofile(crossed)

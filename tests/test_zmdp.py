@@ -57,7 +57,7 @@ finally:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1].split()
     ours = {name for name in loaded if name.split(".")[0] == "zmdp"}
-    assert ours == {"zmdp", "zmdp.pure", "zmdp.commands", "zmdp.cli"}
+    assert ours == {"zmdp", "zmdp.version", "zmdp.commands", "zmdp.cli"}
     assert not {"asyncio", "msgspec", "sqlalchemy", "zmq"} & {*loaded}
 
 

@@ -10,11 +10,9 @@ from ..mdp.program.logs import fields_of
 from ..mdp.security.keys import ClientKeys
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
-from .aio_handling import EAGER, MAX_TURN_SECONDS, HandlerCalls, HandlerTask, begin_task
-from .blocking import BlockingWatch
+from .aio_handling import EAGER, MAX_TURN_SECONDS, BlockingWatch, HandlerCalls, HandlerTask, begin_task
 from .connection import FLUSH_SECONDS, WorkerConnection
-from .contexts import RequestContexts
-from .handling import Outcome, failed
+from .handling import Outcome, RequestContexts, failed
 from .session.request import Request
 from .session.session import WorkerSession
 

@@ -1,19 +1,18 @@
 """Shared by `Worker` and `AsyncWorker`: their handler and settings."""
 
+import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
-from ..mdp.program import process
-from ..mdp.program.functions import is_async, name_of
-from ..mdp.program.spelling import check_known
+from ..mdp.program.arguments import check_known, is_async, name_of
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import WorkerConnection, ready_options
 from .handling import HandlerAdapter
-from .session.credit import CreditController
+from .session.held import CreditController
 from .session.request import Request
 from .session.session import WorkerSession
 
@@ -102,7 +101,7 @@ class BaseWorker(Generic[AnyHandler]):
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
         self.started = True
-        self._pid = process.pid
+        self._pid = os.getpid()
         return self._handler
 
     def _session(self) -> WorkerSession:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import zmq
 
-from .. import __version__
 from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import BindError, SettingError, flaw
@@ -26,12 +25,12 @@ from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
 from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context
 from ..mdp.wire import Message
-from ..mdp.wire.about import MAX_ABOUT, encode_about
+from ..mdp.wire.options import MAX_ABOUT, encode_about
+from ..version import __version__
 from .handling import Failed
-from .session.events import Cancelled, ConnectionEnded, HandlerStuck
 from .session.request import Request
 from .session.session import WorkerSession
-from .session.states import CLOSED
+from .session.states import CLOSED, Cancelled, ConnectionEnded, HandlerStuck
 
 LINGER_MS: Final = 3_000
 """Time for the last messages (a FINAL, DISCONNECT), which may be large, to be sent after closing."""

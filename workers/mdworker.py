@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -9,13 +10,10 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Self
 
 from ..mdp.errors import ClosedError, RequestCancelled
-from ..mdp.program import process
 from ..mdp.program.loading import check_not_importing
 from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .base import BaseWorker
-from .contexts import RequestContexts
-from .forked import end_forked
-from .handling import Frames, Last, Outcome, failed
+from .handling import Frames, Last, Outcome, RequestContexts, end_forked, failed
 from .session.request import Request
 from .threaded import ThreadedConnection
 
@@ -217,11 +215,11 @@ class Worker(BaseWorker[Handler]):
                 current.set(request)
                 outcome = self._reply(connection, handler, request)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            if process.pid != self._pid:
+            if os.getpid() != self._pid:
                 end_forked(request, error)
             outcome = failed(error, request)
         else:
-            if process.pid != self._pid:
+            if os.getpid() != self._pid:
                 end_forked(request)
         return connection.end(request, outcome)
 

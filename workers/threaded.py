@@ -9,10 +9,8 @@ from typing import Final
 
 from ..mdp.program.logs import fields_of
 from ..mdp.security.keys import ClientKeys
-from ..mdp.transport.multipart import milliseconds
-from ..mdp.transport.polling import READABLE, new_poller
+from ..mdp.transport.polling import READABLE, Wake, milliseconds, new_poller
 from ..mdp.transport.sockets import Context
-from ..mdp.transport.wake import Wake
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
 from .handling import Failed
 from .session.request import Request

@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 
 from ...mdp.errors import ZmdpError
 from ...mdp.security.keys import load_keys
-from ...mdp.transport.brokers import split_brokers
+from ...mdp.transport.endpoints import split_brokers
 from ..mdclient import Client
 
 ANSWER_SECONDS: Final = 0.2

@@ -10,13 +10,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from ... import __version__
 from ...mdp.http.problems import KINDS
-from ...mdp.program.control import SPARK
+from ...mdp.program.control_services import SPARK
 from ...mdp.services import About
-from ...mdp.services.examples import example
-from ...mdp.services.schemas import RAW
+from ...mdp.services.json_schemas import RAW, example
 from ...titanic.api.options import DurationOption, IntegerOption, Option, TimeOption
+from ...version import __version__
 from .gateway import Gateway
 from .job_options import QUERY
 from .problems import SERVICE_ERROR

@@ -9,7 +9,7 @@ from tomlkit.exceptions import TOMLKitError
 from ...mdp.cli.console import CONTEXT_SETTINGS
 from ...mdp.errors import SettingError
 from ...mdp.program import toml
-from ...mdp.security.tokens import new_token
+from ...mdp.security.access import new_token
 from .access import load, parse
 
 _BEGINNING = "# Who may use the gateway: mdp-gateway http --access FILE.  Edit this file, or use mdp-gateway token.\n"

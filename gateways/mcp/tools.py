@@ -16,7 +16,7 @@ import msgspec
 from ...clients.values import encoded, is_text, json_of
 from ...mdp.errors import CodecError
 from ...mdp.services import About
-from ...mdp.services.schemas import RAW, REFERENCE, Schema, definitions
+from ...mdp.services.json_schemas import RAW, REFERENCE, Schema, definitions
 from .names import tool_name
 
 RESULT: Final = "result"

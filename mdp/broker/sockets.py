@@ -4,7 +4,7 @@ import select
 import time
 from collections.abc import Callable
 
-from ..transport.wake import Wake
+from ..transport.polling import Wake
 from .ports import NO_MONITOR, PREFIX_BYTES, Port
 from .router_ports import RouterPort
 

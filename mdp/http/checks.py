@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any, Final
 
-from ..transport.tcp import is_loopback
+from ..transport.listening import is_loopback
 from .problems import Problem, RawHeaders
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")

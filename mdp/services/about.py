@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .schemas import Schema
+from .json_schemas import Schema
 from .submission import read_defaults
 from .tool import Tool, read_tool
 

@@ -25,8 +25,19 @@ from .commands import (
     Reply,
     Request,
 )
-from .envelope import NO_HEADER, header_at, header_of, id_of, route_before, size_of
-from .mdp import from_client, from_worker, to_client_01, to_client_02, to_worker
+from .mdp import (
+    NO_HEADER,
+    from_client,
+    from_worker,
+    header_at,
+    header_of,
+    id_of,
+    route_before,
+    size_of,
+    to_client_01,
+    to_client_02,
+    to_worker,
+)
 from .names import MAX_NAME, MMI
 from .options import MAX_OPTIONS
 

@@ -43,7 +43,7 @@ from .commands import (
     Request,
     Route,
 )
-from .envelope import id_of, size_of
+from .mdp import id_of, size_of
 from .messages import without_shared
 from .names import MAX_NAME, MMI
 

@@ -5,10 +5,9 @@ from typing import Any, Final
 
 from ..errors import SettingError
 from ..service_limits import ServiceLimits
-from .about import MAX_ABOUT, encode_about
 from .commands import CX1, WX1, Disconnect, Invalid, Ready, Reason, Route
 from .names import displayed, valid_service
-from .options import parse_options
+from .options import MAX_ABOUT, encode_about, parse_options
 
 # The commands of records, from and to a client …
 CLIENT_REQUEST: Final = 1

@@ -26,7 +26,7 @@ from ...mdp.cli.console import (
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.errors import SettingError
-from ...mdp.program.control import name_or_default
+from ...mdp.program.control_services import name_or_default
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.operator.command.parameters import DURATION

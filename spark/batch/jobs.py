@@ -25,8 +25,8 @@ import msgspec
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError, flaw
 from ...mdp.program.loading import load
-from ...mdp.services.misfit import Misfit
-from ...mdp.services.values import read
+from ...mdp.services.misfits import Misfit
+from ...mdp.services.value_types import read
 from ...workers import Request
 from ..client.values import is_plain, sql_type
 

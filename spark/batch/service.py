@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from ... import __version__
 from ...clients import Client
 from ...mdp.codes import Code
 from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError
-from ...mdp.program.control import SPARK
+from ...mdp.program.control_services import SPARK
+from ...version import __version__
 from ...workers import Request, Worker
 from ..client.requests import FETCH_PREFIX
 from ..control import ask_all, control_service

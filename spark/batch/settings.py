@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.limits import DEFAULT_ENDPOINT
 from ...mdp.security.keys import ClientKeys
 
 DEFAULT_QUERY_BYTES: Final = 1 << 20

@@ -27,9 +27,9 @@ from ...mdp.cli.console import (
     printable,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
-from ...mdp.program.control import name_or_default
+from ...mdp.program.control_services import name_or_default
 from ...mdp.security.keys import ClientKeys, load_keys
-from ...mdp.transport.brokers import split_brokers
+from ...mdp.transport.endpoints import split_brokers
 from ...titanic.operator.command.parameters import DURATION
 from ...workers import AsyncWorker
 from ..parameters import CONF, MASTER, PY_FILES, SPARK_GRACE_SECONDS, name_option
@@ -139,7 +139,7 @@ def fleet(
     a second signal exits immediately.
 
     \b
-    Try it: mdp-spark fleet zmdp.workers.echo:echo --service echo --master 'local[2]'
+    Try it: mdp-spark fleet zmdp.workers.examples:repeat --service echo --master 'local[2]'
 
     \b
     Exit codes:

@@ -14,8 +14,8 @@ from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.program.extras import install_command
 from ...mdp.security.keys import ClientKeys
+from ...mdp.transport.endpoints import checked_endpoints
 from ...mdp.transport.reach import why_none_reachable
-from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
 from .cluster import Cluster, cores, task_cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe

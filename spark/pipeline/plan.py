@@ -26,7 +26,7 @@ from ...mdp import wire
 from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService
 from ...mdp.services.submission import MAX_SECONDS
-from ...mdp.transport.brokers import checked_brokers
+from ...mdp.transport.endpoints import checked_brokers
 from ..errors import reason
 from ..python_workers import exempt_imports_from_collection
 from .function import call_series

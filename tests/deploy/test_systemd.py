@@ -44,7 +44,7 @@ def worker_options(**settings):
 
 def test_a_worker_is_supervised_whatever_other_options_it_has():
     """Otherwise, `systemctl reload` ends it."""
-    target = {"TARGET": "zmdp.workers.echo:worker"}
+    target = {"TARGET": "zmdp.workers.examples:echo"}
     assert worker_options(**target)["processes"] is not None
     assert worker_options(**target, OPTIONS="--concurrency=8 --service=shout")["processes"] is not None
     assert worker_options(**target, OPTIONS="--freelance=tcp://server1:5555", PROCESSES="")["processes"] is None

@@ -18,7 +18,7 @@ from zmdp.gateways.http.server import gateway_server
 from zmdp.gateways.http.settings import Settings
 from zmdp.gateways.upstream import Upstream
 from zmdp.mdp.http.server import Server
-from zmdp.mdp.transport.tcp import listen
+from zmdp.mdp.transport.listening import listen
 from zmdp.workers import AsyncWorker, ServiceError
 
 

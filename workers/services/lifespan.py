@@ -6,7 +6,7 @@ from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import name_of
+from ...mdp.program.arguments import name_of
 from ..session.request import State
 
 if TYPE_CHECKING:

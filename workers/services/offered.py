@@ -6,7 +6,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...mdp.errors import CodecError, SettingError
-from ...mdp.program.functions import underlying
+from ...mdp.program.arguments import underlying
 from ...mdp.service_limits import Limit
 from ...mdp.services import About, BaseService, Service, Streaming
 from ...mdp.services.schedule import checked_schedule

@@ -6,11 +6,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import name_of
-from ...mdp.program.spelling import check_known
+from ...mdp.program.arguments import check_known, name_of
 from ..arguments import WorkerArguments
+from .handlers import Middleware
 from .lifespan import Lifespan, checked_lifespan
-from .middleware import Middleware
 from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings
 from .signature import signature_of
 from .worker import ServicesWorker
@@ -93,7 +92,7 @@ class Services:
         prefix: Comes before the names of all its services.
         lifespan: Returns a context manager, sync or async, which is entered before the first request and left after the
             last one, in each process.  The mapping that it yields is `current_request().state`.
-        middleware: Called around each request, the first outermost: see `zmdp.workers.services.middleware`.
+        middleware: Called around each request, the first outermost: see `zmdp.workers.services.handlers`.
         defaults: Settings of all services that do not have their own: see `ServiceSettings`.
 
     Raises:

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, Final, Optional, Union, get_args, get_origin
 
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import is_async, name_of, underlying
+from ...mdp.program.arguments import is_async, name_of, underlying
 
 _ITERATORS: Final = (Iterator, Generator)
 _ASYNC_ITERATORS: Final = (AsyncIterator, AsyncGenerator)

@@ -12,8 +12,7 @@ from ...mdp.codes import Code, request_error
 from ...mdp.errors import ClosedError, ServiceNotFound, ZmdpError
 from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.tracing import handling
-from ..contexts import RequestContexts
-from ..handling import Failed, Last, failed
+from ..handling import Failed, Last, RequestContexts, failed
 from ..session.request import Request
 from .handlers import handler_of
 from .lifespan import Lifespans

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import zmq
 
 from ...mdp.errors import ClosedError, SettingError
-from ...mdp.program.spelling import spelling_hint
+from ...mdp.program.arguments import spelling_hint
 from ...mdp.transport.sockets import end, own_context
-from ...mdp.wire.about import MAX_ABOUT, encode_about
+from ...mdp.wire.options import MAX_ABOUT, encode_about
 from ..aio import AsyncWorker
 from ..arguments import WorkerArguments
 from ..mdworker import Worker

@@ -4,7 +4,7 @@ It speaks X1 (docs/reference/x1.md), or 0.2 or 0.1 with one request at a time.
 
 It has no socket and no clock.  Its shell opens a socket when `deadline` says so, and then calls `connected`.  It passes
 on messages with `receive`, calls `tick` when that is due, takes requests with `begin`, and ends each with `final` or
-`error`.  It sends what `take_messages` returns, and acts on what `take_events` returns (`events.py`).  Once the
+`error`.  It sends what `take_messages` returns, and acts on what `take_events` returns.  Once the
 connection has ended, it closes the socket; the requests that were held then are no longer answered (C9).
 
 What the session may do next depends on the state of the connection (`states.py`).  `HeldRequests` (`held.py`) has its
@@ -26,14 +26,22 @@ from ...mdp.errors import SettingError
 from ...mdp.transport.failover import Failover
 from ...mdp.wire import Address, Message, batch
 from ...mdp.wire.names import displayed
-from .credit import CreditController
-from .events import Cancelled, ConnectionEnded, Event, HandlerStuck
 from .heartbeats import Heartbeats
-from .held import HeldRequests
+from .held import CreditController, HeldRequests
 from .outgoing import outgoing
 from .request import Request
 from .settings import SessionSettings
-from .states import SERVING, TRANSITIONS, WAITING, SessionState, Trigger
+from .states import (
+    SERVING,
+    TRANSITIONS,
+    WAITING,
+    Cancelled,
+    ConnectionEnded,
+    Event,
+    HandlerStuck,
+    SessionState,
+    Trigger,
+)
 
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
 """Time that a leaving worker waits for a broker that has never sent anything."""

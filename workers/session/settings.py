@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError
-from ...mdp.limits import check_number
+from ...mdp.limits import DEFAULT_ENDPOINT, check_number
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The states of a worker's connection to its broker.
+"""The states of a worker's connection to its broker, and the events that its session tells its shell.
 
 A worker has one connection at a time.  It serves over it, until the connection is lost or the worker ends it.  Ending
 it cleanly takes a while: the worker drains, which is to say that it takes no more requests, and finishes those that it
@@ -24,7 +24,9 @@ Whether the broker has been heard is not a state: a worker may have to drain bef
 """
 
 from enum import Enum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
+
+from .request import Request
 
 Trigger = Literal["connect", "drain", "leave", "end"]
 
@@ -61,3 +63,30 @@ TRANSITIONS: Final[dict[SessionState, dict[Trigger, SessionState]]] = {
     CLOSED: {"leave": CLOSED, "end": CLOSED},
 }
 """The state that follows."""
+
+
+class Cancelled(NamedTuple):
+    """A handler should stop: its request was cancelled, or the connection of the request was lost."""
+
+    request: Request
+
+
+class HandlerStuck(NamedTuple):
+    """A handler has exceeded `handler_timeout`; its request goes to another worker."""
+
+    request: Request
+
+
+class ConnectionEnded(NamedTuple):
+    """The connection has ended: send the remaining messages, and close the socket."""
+
+    reason: str
+    dismissed: bool = False
+    """The broker ended it with DISCONNECT, as it does when it shuts down."""
+    refused: bool = False
+    """The broker ended it with DISCONNECT because of this worker, and said why."""
+    keep_messages: bool = False
+    """Whether the messages that are still unsent are of use to the broker."""
+
+
+Event = Cancelled | HandlerStuck | ConnectionEnded

@@ -16,7 +16,7 @@ from ....mdp import wire
 from ....mdp.codes import Code
 from ....mdp.limits import Limits
 from ....mdp.wire import Address, Invalid, Message, flp
-from ....workers.session.credit import CreditController
+from ....workers.session.held import CreditController
 from ....workers.session.outgoing import LegacyOutgoing
 from ....workers.session.request import Request
 from ....workers.session.session import WorkerSession

@@ -3,20 +3,17 @@
 import asyncio
 from typing import Any, Final, Self, Unpack
 
-from ....mdp.program.functions import name_of
-from ....mdp.program.spelling import check_known
+from ....mdp.program.arguments import check_known, name_of
 from ....mdp.security.access import Access
-from ....mdp.transport.sockets import checked_endpoint
+from ....mdp.transport.endpoints import checked_endpoint
 from ....workers.aio import AsyncWorker
-from ....workers.aio_handling import AsyncHandler, HandlerCalls
+from ....workers.aio_handling import AsyncHandler, BlockingWatch, HandlerCalls
 from ....workers.arguments import HandlerArguments
 from ....workers.base import AnyHandler, BaseWorker
-from ....workers.blocking import BlockingWatch
 from ....workers.mdworker import Handler, Worker
-from .aio import AsyncServer
 from .connection import Listening, public_endpoint
+from .servers import AsyncServer, ThreadedServer
 from .session import FreelanceServerSession
-from .threads import ThreadedServer
 
 DEFAULT_SERVICE = "freelance"
 """The name that requests show to the handler, and that the log shows."""
@@ -90,8 +87,8 @@ class FreelanceWorker(_FreelanceBase[Handler], Worker):
         concurrency: Threads that run the handler (default 1).
         codec: As in `Worker`.
         name: As in `Worker`.
-        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is that of
-            the server.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is
+            that of the server.
         insecure: Admit everybody, even if other machines can connect.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
@@ -119,8 +116,8 @@ class AsyncFreelanceWorker(_FreelanceBase[AsyncHandler], AsyncWorker):
         handler: As in `AsyncWorker`.
         bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
         service: The name that requests show to the handler.
-        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is that of
-            the server.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is
+            that of the server.
         insecure: Admit everybody, even if other machines can connect.
         arguments: Those of `FreelanceWorker`; `concurrency` is the maximum number of concurrent requests (default 64).
 
@@ -152,8 +149,8 @@ def freelance_worker(
         worker: The worker whose handler and settings the server has.
         endpoint: The public endpoint, by which clients know this server, and to which they connect.
         bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
-        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is that of
-            the server.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.security.access.load`), whose `secret_key` is
+            that of the server.
         insecure: Admit everybody, even if other machines can connect.
 
     Returns:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.workers.session.credit import MAX_PREFETCH, PREFETCH_SECONDS, CreditController
+from zmdp.workers.session.held import MAX_PREFETCH, PREFETCH_SECONDS, CreditController
 
 SHORT = 0.00001
 seconds = st.floats(0.0, 10.0)
