@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
 from ...mdp.program.arguments import check_known, name_of
-from ..arguments import WorkerArguments
+from ..settings import WorkerArguments
 from .handlers import Middleware
 from .lifespan import Lifespan, checked_lifespan
 from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings

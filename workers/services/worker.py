@@ -12,9 +12,9 @@ from ...mdp.program.arguments import spelling_hint
 from ...mdp.transport.sockets import end, own_context
 from ...mdp.wire.options import MAX_ABOUT, encode_about
 from ..aio import AsyncWorker
-from ..arguments import WorkerArguments
 from ..mdworker import Worker
 from ..session.request import Request
+from ..settings import WorkerArguments
 from .handlers import handler_of
 from .lifespan import Lifespans
 from .offered import AnyOffered

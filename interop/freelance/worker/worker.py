@@ -8,9 +8,9 @@ from ....mdp.security.access import Access
 from ....mdp.transport.endpoints import checked_endpoint
 from ....workers.aio import AsyncWorker
 from ....workers.aio_handling import AsyncHandler, BlockingWatch, HandlerCalls
-from ....workers.arguments import HandlerArguments
 from ....workers.base import AnyHandler, BaseWorker
 from ....workers.mdworker import Handler, Worker
+from ....workers.settings import HandlerArguments
 from .connection import Listening, public_endpoint
 from .servers import AsyncServer, ThreadedServer
 from .session import FreelanceServerSession
