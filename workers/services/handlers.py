@@ -24,14 +24,10 @@ from ...mdp.services.misfits import Misfit
 from ..handling import Last, Unreadable, check_result
 from ..session.request import Request, State
 from .batching import Batcher
-from .offered import AnyOffered
+from .offered import AnyOffered, CallNext, Middleware
 
 MISFIT = 422
 """Code of the `ServiceError` for a request whose value is not of the declared type."""
-
-CallNext = Callable[[Request], Any]
-"""Takes a request, and returns a handler's result, or a coroutine of it."""
-Middleware = Callable[[Request, CallNext], Any]
 
 
 def middleware_of(offered: AnyOffered) -> list[Middleware]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Any, Final, Unpack
 
 import zmq
 
@@ -17,10 +17,7 @@ from ..session.request import Request
 from ..settings import WorkerArguments
 from .handlers import handler_of
 from .lifespan import Lifespans
-from .offered import AnyOffered
-
-if TYPE_CHECKING:
-    from .services import Services
+from .offered import AnyOffered, ServiceGroup
 
 log = logging.getLogger("zmdp.worker")
 
@@ -51,7 +48,7 @@ class ServicesWorker:
 
     def __init__(
         self,
-        services: "Services",
+        services: ServiceGroup,
         *,
         broker: str | Sequence[str] | None = None,
         only: Sequence[str] = (),
