@@ -34,7 +34,7 @@ UNCOMPILED = {"__init__", "zap"}
 def machines() -> list[str]:
     """Return the modules that mypyc compiles: the broker, the wire, and what costs time in clients and workers."""
     names = {
-        "mdp": ["backoff", "histogram", "linked_lists", "timers"],
+        "mdp": ["backoff", "histogram", "timers"],
         "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
         "mdp/transport": ["failover"],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ..linked_lists import LinkedList, Node
+from ..timers import LinkedList, Node
 
 if TYPE_CHECKING:
     from .records import Client, Link, Request

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from ..linked_lists import LinkedList
 from ..service_limits import NO_LIMITS, ServiceLimits
-from ..timers import NEVER, TimerNode
+from ..timers import NEVER, LinkedList, TimerNode
 from ..wire import CX1, DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ..wire.names import show
 from .metrics import UNCOUNTED, ServiceMetrics

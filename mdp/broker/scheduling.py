@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from ..linked_lists import LinkedList
 from ..service_limits import NO_LIMITS, ServiceLimits
+from ..timers import LinkedList
 from .fair_queue import MAX_CLIENTS, FairQueue, Tally, is_pinned, may_pass
 from .groups import PINNED, QUEUED, SUSPECT, Groups
 

@@ -49,9 +49,14 @@ from .commands import (
     RequestId,
     Route,
 )
-from .mdp import (
+from .messages import (
     ERROR_MARK,
     MAX_ENVELOPE,
+    NO_LIMIT,
+    OVERLONG,
+    SHARED,
+    decode_broker,
+    decode_peer,
     disconnect,
     error_body,
     frame_of,
@@ -66,8 +71,8 @@ from .mdp import (
     request_to_broker,
     request_to_worker,
     size_of,
+    without_shared,
 )
-from .messages import NO_LIMIT, OVERLONG, SHARED, decode_broker, decode_peer, without_shared
 from .names import BROKER, DESCRIBE, HELLO, MAX_NAME, MMI, service_name, show, valid_service
 from .options import (
     MAX_NESTING,

@@ -20,7 +20,7 @@ from zmdp.mdp.wire import (
     WX1,
     Invalid,
     Reason,
-    mdp,
+    messages,
     names,
     x1,
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_what_is_no_command_has_a_reason(frames, reason):  # C15
 @pytest.fixture(params=[0, 18], ids=["at once", "by digits"])
 def how_ids_are_read(request, monkeypatch):
     """What is compiled reads the digits of an id one by one; this makes the interpreter do so as well."""
-    monkeypatch.setattr(mdp, "SHORT_ID", request.param)
+    monkeypatch.setattr(messages, "SHORT_ID", request.param)
 
 
 INTEGERS = {b"0": 0, b"7": 7, b"9" * 18: 10**18 - 1, b"4611686018427387904": 1 << 62, b"9223372036854775808": 1 << 63}
