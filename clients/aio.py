@@ -1,7 +1,6 @@
 """The asyncio client."""
 
 import asyncio
-import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -11,6 +10,7 @@ from warnings import warn
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.program import process
 from ..mdp.program.arguments import surrounded
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.value_types import converted
@@ -98,7 +98,7 @@ class AsyncClient:
         self._middleware = checked_middleware(middleware, asynchronous=True)
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
-        self._process = os.getpid()
+        self._process = process.pid
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._dialog: Dialog
@@ -548,7 +548,7 @@ class AsyncClient:
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("this client was closed")
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -563,7 +563,7 @@ class AsyncClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or process.pid != self._process:
             return
         self._closed = True
         self._finalizer.detach()
@@ -583,7 +583,7 @@ class AsyncClient:
 
 def _abandon(dialog: Dialog, settings: ConnectionSettings, pid: int) -> None:
     """Close a client that was collected without having been closed."""
-    if pid != os.getpid():
+    if pid != process.pid:
         return
 
     def end() -> None:

@@ -6,7 +6,6 @@ need no lock.
 """
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any, Final
 from warnings import warn
 
 from ..mdp.errors import ZmdpError
+from ..mdp.program import process
 from .calls.reply import Reply
 from .loop_thread import LoopThread
 
@@ -265,7 +265,7 @@ class ClientThreads:
         self.mirrors = CallingThread(f"{name}-futures")
         """Settles what `concurrent.futures.wait` and its like wait for."""
         threads = (self.loop, self.callbacks, self.mirrors)
-        self._finalizer = weakref.finalize(owner, _abandon, os.getpid(), endpoint, *threads)
+        self._finalizer = weakref.finalize(owner, _abandon, process.pid, endpoint, *threads)
 
     def close(self) -> None:
         """End the threads, and wait for that, except where this is one of them."""
@@ -277,7 +277,7 @@ class ClientThreads:
 
 def _abandon(pid: int, endpoint: str, loop: LoopThread, *others: CallingThread) -> None:
     """Close a client that nobody has closed, because it was collected or the interpreter exits."""
-    if pid != os.getpid():
+    if pid != process.pid:
         return  # its threads are those of the parent
     exiting = not threading.main_thread().is_alive()
     loop.stop(wait=exiting, timeout=EXIT_SECONDS)

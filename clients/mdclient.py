@@ -1,7 +1,6 @@
 """The synchronous client."""
 
 import asyncio
-import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.program import process
 from ..mdp.program.extras import install_command
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.value_types import converted
@@ -109,7 +109,7 @@ class Client:
         settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._closed = False
-        self._process = os.getpid()
+        self._process = process.pid
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints, **loaded)
         """Make a client for `map`."""
@@ -594,7 +594,7 @@ class Client:
 
     def _usable(self) -> BlockingDialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
         if self._closed:
             raise ClosedError("this client was closed")
@@ -607,7 +607,7 @@ class Client:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or process.pid != self._process:
             return
         self._closed = True
         self._dialog.close()

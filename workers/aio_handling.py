@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any, Final, Protocol, cast
 
+from ..mdp.program import process
 from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .connection import SEND_RETRY_SECONDS
 from .handling import HandlerAdapter, Last, Outcome, RequestContexts, end_forked, failed
@@ -91,7 +91,7 @@ class HandlerCalls:
         self._handler = handler
         self._adapter = adapter
         self._plain = adapter.plain
-        self._pid = os.getpid()
+        self._pid = process.pid
 
     async def handle_all(self, source: Source, contexts: RequestContexts) -> None:
         """Handle requests, one after the other, until a handler has waited, none is left, or the turn is over."""
@@ -133,11 +133,11 @@ class HandlerCalls:
                 # The handler has cancelled itself, as it would at another worker; or something that it awaited was.
                 outcome = failed(error, request)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-                if os.getpid() != self._pid:
+                if process.pid != self._pid:
                     end_forked(request, error)
                 outcome = failed(error, request)
             else:
-                if os.getpid() != self._pid:
+                if process.pid != self._pid:
                     end_forked(request)
             return source.handled(request, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence

@@ -1,12 +1,12 @@
 """Shared by `Worker` and `AsyncWorker`: their handler and settings."""
 
-import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
+from ..mdp.program import process
 from ..mdp.program.arguments import check_known, is_async, name_of
 from ..mdp.transport.sockets import Context, end, own_context
 from .connection import WorkerConnection, ready_options
@@ -101,7 +101,7 @@ class BaseWorker(Generic[AnyHandler]):
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
         self.started = True
-        self._pid = os.getpid()
+        self._pid = process.pid
         return self._handler
 
     def _session(self) -> WorkerSession:

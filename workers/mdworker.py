@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import sys
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Self
 
 from ..mdp.errors import ClosedError, RequestCancelled
+from ..mdp.program import process
 from ..mdp.program.loading import check_not_importing
 from ..mdp.tracing import OPENTELEMETRY, current, handling
 from .base import BaseWorker
@@ -215,18 +215,18 @@ class Worker(BaseWorker[Handler]):
                 current.set(request)
                 outcome = self._reply(connection, handler, request)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            if os.getpid() != self._pid:
+            if process.pid != self._pid:
                 end_forked(request, error)
             outcome = failed(error, request)
         else:
-            if os.getpid() != self._pid:
+            if process.pid != self._pid:
                 end_forked(request)
         return connection.end(request, outcome)
 
     def _reply(self, connection: ThreadedConnection, handler: Handler, request: Request) -> list[bytes]:
         """Return the FINAL; what a generator yields before it is sent as PARTIALs."""
         result = handler(request if self._adapter.plain else self._adapter.argument(request))
-        if hasattr(result, "__next__") and isinstance(result, Iterator):  # isinstance alone takes longer
+        if hasattr(result, "__next__") and isinstance(result, Iterator):  # isinstance alone: 2 % of a request
             result = self._stream(connection, result, request)
         return self._adapter.frames(result)
 

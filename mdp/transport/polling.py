@@ -4,19 +4,19 @@ It works on Windows too, which has neither `select.poll` nor `add_reader`.
 """
 
 import math
+import os
 import select
+import socket as sockets
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-import os
-import socket as sockets
-import sys
-from contextlib import suppress
 
 WOKEN: Final = (1).to_bytes(8, sys.byteorder)
 """Adds 1 to the counter of an eventfd."""

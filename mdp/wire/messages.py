@@ -4,10 +4,8 @@ X1's messages are recognised here, and decoded by `batch`; their HEARTBEAT and D
 never raises, whatever the bytes (C15, C43).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, cast
 
 from .commands import (
     BATCH,
@@ -20,7 +18,6 @@ from .commands import (
     DISCONNECT,
     EMPTY,
     FINAL,
-    FINAL_02,
     HEARTBEAT,
     KINDS,
     PARTIAL,
@@ -32,6 +29,7 @@ from .commands import (
     WPP,
     WSP,
     WX1,
+    Batched,
     Disconnect,
     FromBroker,
     FromPeer,
@@ -39,6 +37,7 @@ from .commands import (
     Invalid,
     Kind,
     Message,
+    Oversized,
     Ready,
     Reason,
     Reply,
@@ -46,54 +45,28 @@ from .commands import (
     RequestId,
     Route,
 )
-from .names import MAX_NAME, valid_service
-from .options import NO_OPTIONS
+from .names import MAX_NAME, MMI, valid_service
+from .options import MAX_OPTIONS, NO_OPTIONS
 from .x1 import disconnect_record, limits_record
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64  # to mypyc, a C integer
-from typing import cast
-
-from .commands import (
-    Batched,
-    Oversized,
-)
-from .names import MMI
-from .options import MAX_OPTIONS
 
 SHARED: Final = 8192
 """Frame size in bytes from which `multipart` may deliver a frame as a memoryview of libzmq's buffer."""
 NO_LIMIT: Final = 1 << 60
 OVERLONG: Final = bytes(MAX_OPTIONS + 1)
 """Stands for a large frame.  It is longer than any frame may be that is not part of a body."""
-HEADER: Final = 6
-"""Bytes of a header."""
+HEADERS: Final = {header: header for header in (C02, W02, CX1, WX1, C01, W01, CL1, WL1)}
+"""The headers of all messages."""
 MAX_ENVELOPE: Final = 16
 """Frames an envelope may have, its empty one included (C22)."""
-SHORT_ID: Final = 0 if __file__.endswith(".py") else 18
-"""How many digits of an id are read one by one, if this is compiled: as many always fit a C integer of 64 bits."""
 
 
 def id_of(frame: bytes) -> int | bytes:
     """Return the id in `frame`: an integer if it is decimal without leading zeros and fits 64 bits, else the frame."""
     size = len(frame)
-    if not 1 <= size <= 20 or (frame[0] == 48 and size > 1):
+    if size > 20 or not frame.isdigit() or (frame[0] == ord("0") and size > 1):
         return frame
-    if size > SHORT_ID:
-        if not frame.isdigit():
-            return frame
-        large = int(frame)
-        return large if large < 1 << 64 else frame
-    number: i64 = 0
-    at: i64 = 0
-    end: i64 = size
-    while at < end:
-        digit: i64 = frame[at]
-        if not 48 <= digit <= 57:
-            return frame
-        number = 10 * number + digit - 48
-        at += 1
-    return number
+    number = int(frame)
+    return number if number < 1 << 64 else frame
 
 
 def frame_of(id: RequestId) -> bytes:  # noqa: A002 - the wire's word
@@ -107,12 +80,8 @@ def size_of(frames: Sequence[bytes]) -> int:
     """Return the size of all frames together, in bytes."""
     size = 0
     every: Any = frames  # compiled code would reject memoryviews in a sequence of bytes
-    if isinstance(every, list):
-        for frame in every:
-            size += len(frame)
-    else:
-        for frame in every:
-            size += len(frame)
+    for frame in every:
+        size += len(frame)
     return size
 
 
@@ -122,24 +91,7 @@ NO_HEADER: Final = (Reason.ENVELOPE_TOO_DEEP, Reason.TOO_FEW_FRAMES, Reason.NO_H
 
 def header_of(frame: Any) -> bytes:
     """Return the constant that equals `frame`; an empty one if it is no header."""
-    if not isinstance(frame, bytes) or len(frame) != HEADER:
-        return EMPTY
-    # Compiled, comparisons take less time than a look-up.
-    if frame == C02:
-        return C02
-    if frame == W02:
-        return W02
-    if frame == CX1:
-        return CX1
-    if frame == WX1:
-        return WX1
-    if frame == C01:
-        return C01
-    if frame == W01:
-        return W01
-    if frame == CL1:
-        return CL1
-    return WL1 if frame == WL1 else EMPTY
+    return HEADERS.get(frame, EMPTY) if isinstance(frame, bytes) else EMPTY
 
 
 def header_at(message: Message, start: int) -> int:
@@ -167,7 +119,7 @@ def header_at(message: Message, start: int) -> int:
 
 def route_before(message: Message, at: int) -> Route:
     """Return the route: the frames before the header, which is at index `at`."""
-    return (message[0],) if at == 1 else tuple(message[:at])
+    return tuple(message[:at])
 
 
 def check_addressed(message: Message, at: int) -> Invalid | None:
@@ -292,10 +244,7 @@ def from_worker(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
     """Decode `MDPW02 01 service`, `MDPW02 03|04 address "" body+` or `MDPW02 05|06` (C7), or the like of 0.1 (C24)."""
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
-    command = message[at + 1]
-    if header == W02 and command == FINAL_02:  # the most frequent one
-        return _worker_reply(message, at, header, final=True)
-    kind = KINDS[header].get(command)
+    kind = KINDS[header].get(message[at + 1])
     if kind is FINAL or kind is PARTIAL:
         return _worker_reply(message, at, header, final=kind is FINAL)
     if kind is READY:
@@ -372,15 +321,9 @@ def reply_to_client(route: Route, header: bytes, final: bool, service: bytes, bo
     """
     if header == C01:
         return [*route, header, service, *body]
-    command = b"\x03" if final else b"\x02"
-    if len(body) == 1:  # fast paths for the common cases
-        if len(route) == 1:
-            return [route[0], header, command, service, body[0]]
-        if len(route) == 3:
-            return [route[0], route[1], route[2], header, command, service, body[0]]
     if header == CPP:
         return [*route, *body]
-    return [*route, header, command, service, *body]
+    return [*route, header, b"\x03" if final else b"\x02", service, *body]
 
 
 def ready(route: Route, header: bytes, service: bytes) -> Message:
@@ -391,10 +334,8 @@ def ready(route: Route, header: bytes, service: bytes) -> Message:
 def request_to_worker(route: Route, header: bytes, address: RequestId, body: Sequence[Any]) -> Message:
     """Encode the broker's REQUEST to a worker (C7).  The body may contain memoryviews."""
     client = frame_of(address)
-    if len(header) != HEADER:  # WPP or WSP
+    if header in {WPP, WSP}:
         return [*route, client, EMPTY, *body]
-    if len(body) == 1 and len(route) == 1:  # a fast path for the common case
-        return [route[0], header, b"\x02", client, EMPTY, body[0]]
     return [*route, header, b"\x02", client, EMPTY, *body]
 
 

@@ -13,26 +13,15 @@ HELLO: Final = MMI + b"link"
 """What a broker asks another for a link with (C44)."""
 MAX_NAME: Final = 255
 """Maximum size in bytes of a service name or an address (C23)."""
-MAX_KNOWN_NAMES: Final = 4096
-"""Number of valid service names to remember, so that their characters need not be checked again."""
 
 
 def valid_service(name: bytes) -> bool:
     """Return whether `name` is a valid service name: 1 to 255 bytes of printable UTF-8 (C23)."""
-    if name in _known_names:
-        return True
-    if not 1 <= len(name) <= MAX_NAME or not _printable(name):
-        return False
-    if len(_known_names) >= MAX_KNOWN_NAMES:
-        _known_names.clear()
-    _known_names.add(name)
-    return True
+    return 1 <= len(name) <= MAX_NAME and _printable(name)
 
 
 def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     """Return `name` as sent on the wire.  Raises `SettingError` if it is not a valid service name (C23)."""
-    if type(name) is str and (known := _encoded.get(name)) is not None:
-        return known
     given: object = name
     if not isinstance(given, str | bytes | bytearray | memoryview):
         called = getattr(given, "__name__", None) if callable(given) else None
@@ -46,17 +35,7 @@ def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
         raise SettingError(
             f"{name!r} is not a valid service name: it must have 1 to {MAX_NAME} bytes of printable text"
         )
-    if type(name) is str:
-        if len(_encoded) >= MAX_KNOWN_NAMES:
-            _encoded.clear()
-        _encoded[name] = encoded
     return encoded
-
-
-_known_names: Final[set[bytes]] = set()
-"""Service names that were recently found valid."""
-_encoded: Final[dict[str, bytes]] = {}
-"""Those that `service_name` has returned: each request of a client comes here."""
 
 
 def _printable(name: bytes) -> bool:

@@ -49,7 +49,7 @@ class Request(list[bytes]):
         deadline: float | None = None,
         attempt: int = 0,
     ) -> None:
-        list.__init__(self, frames)  # faster than super(), and this runs for every request
+        super().__init__(frames)
         self.service = service
         self.address = client
         self.deadline = deadline

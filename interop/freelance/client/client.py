@@ -5,7 +5,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from ....clients.calls.reply import Reply
 from ....clients.futures import ClientThreads, ReplyFuture
 from ....mdp.codecs import Codec, Coder
 from ....mdp.errors import ClosedError, SettingError, ZmdpError
+from ....mdp.program import process
 from ....mdp.security.keys import BrokerKey, Key, load_keys
 from ....mdp.transport.endpoints import checked_endpoint
 from ....mdp.transport.polling import add_reader, remove_reader
@@ -94,7 +94,7 @@ class AsyncFreelanceClient:
         self._session = FreelanceSession(endpoints, ping=ping, ttl=ttl, max_outstanding=max_outstanding)
         self._endpoints = endpoints
         self._closed = False
-        self._process = os.getpid()
+        self._process = process.pid
         self._own_context: Context | None = None
         if context is None:
             context = self._own_context = own_context()
@@ -192,7 +192,7 @@ class AsyncFreelanceClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             return
         self._end()
         if self._own_context is not None:
@@ -206,7 +206,7 @@ class AsyncFreelanceClient:
         await self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self._process:
+        if not getattr(self, "_closed", True) and process.pid == self._process:
             text = f"a client of {', '.join(self._endpoints)} was not closed: use `async with`, or close()"
             warn(text, ResourceWarning, stacklevel=2)
             self._end()
@@ -231,7 +231,7 @@ class AsyncFreelanceClient:
     def _check_usable(self) -> None:
         if self._closed:
             raise _closed_error()
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
 
     def _open(self) -> asyncio.AbstractEventLoop:
@@ -460,7 +460,7 @@ class FreelanceClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if os.getpid() == self._client._process:
+        if process.pid == self._client._process:
             self._threads.close()
 
     def __enter__(self) -> Self:
