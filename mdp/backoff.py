@@ -11,17 +11,17 @@ _MAX_DOUBLINGS: Final = 32
 
 
 def jittered(seconds: float, rng: Any = random) -> float:
-    """Return a pause of at most so many seconds, and at least half of them.  `rng` is a `random.Random`."""
+    """Return a random pause between half of `seconds` and all of them.  `rng` is a `random.Random`."""
     return seconds * float(rng.uniform(_SHORTEST, 1.0))
 
 
 def doubled(first: float, longest: float, times: int) -> float:
-    """Return the pause after so many others, without jitter."""
+    """Return the pause after `times` earlier ones, without jitter."""
     return min(first * 2.0 ** min(times, _MAX_DOUBLINGS), longest)
 
 
 class Backoff:
-    """The pauses after failures in a row: of a first and of a longest duration, in seconds."""
+    """The pauses after failures in a row.  `bounds` are the shortest and the longest, in seconds."""
 
     def __init__(self, bounds: tuple[float, float], rng: Any = random) -> None:
         self.following = bounds[0]

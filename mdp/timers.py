@@ -138,7 +138,7 @@ class Timers(Generic[T]):
 
     def __init__(self, resolution: float) -> None:
         self.alarm: Alarm | None = None
-        """Set to when the first node is due, or to an earlier time if that was cleared: `pop_due` corrects it."""
+        """Set to the due time of the first node, or of one that was cleared, until `pop_due` corrects it."""
         self._resolution = resolution
         self._buckets: dict[int, Bucket] = {}
         # A heap of the numbers of the buckets, and of some that no longer exist.
@@ -209,7 +209,7 @@ class Timers(Generic[T]):
             self.alarm.set(math.inf if due is None else due)
 
     def next_due(self) -> float | None:
-        """Return when `pop_due` next has something to do, or None."""
+        """Return the next time at which `pop_due` yields a node, or None."""
         while self._order and self._order[0] not in self._buckets:
             heapq.heappop(self._order)
         return self._order[0] * self._resolution if self._order else None
@@ -219,7 +219,7 @@ class Timers(Generic[T]):
 
 
 class Alarm:
-    """When one thing is due, which `action` does.
+    """The time at which one `action` is due.
 
     It stays due until it is set to another time: the action sets it again.
     """

@@ -53,16 +53,12 @@ class AsyncConnection(WorkerConnection):
 
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
-        add_reader(self._loop, descriptor, self._report if descriptor == self.monitor_descriptor else self._turn)
+        add_reader(self._loop, descriptor, self._turn)
         self._schedule()
 
     def closing(self, descriptor: int) -> None:
         """Stop watching a descriptor that is about to be closed."""
         remove_reader(self._loop, descriptor)
-
-    def _report(self) -> None:
-        self.monitor_reported = True
-        self._turn()
 
     def leave(self) -> None:
         """Take no more requests, and end when those in progress are finished."""

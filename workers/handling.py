@@ -130,7 +130,7 @@ def check_result(result: object) -> None:
 
 
 def failed(error: BaseException, request: Request) -> Failed:
-    """Return what to report to the client for an exception.  Only the log gets the traceback.
+    """Return the failure to report to the client for an exception.  Only the log gets the traceback.
 
     A group with a single exception, as a TaskGroup raises it, stands for that one.
     """
@@ -178,7 +178,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _problem(error: ServiceError) -> str | None:
-    """Return why an ERROR cannot carry this, or None: it has a code of three digits, a text, and perhaps a detail."""
+    """Return the reason why an ERROR cannot carry `error`, or None: it needs a code of three digits and a text."""
     given: Any = error  # a handler can pass values of any type
     code, text, detail = given.code, given.text, b"" if given.detail is None else given.detail
     if not (isinstance(code, int) and 0 <= code <= 999):
@@ -215,9 +215,10 @@ def _checked(frames: list[bytes]) -> list[bytes]:
 class RequestContexts:
     """Makes a context for each request, a copy of the one in which the worker was started.
 
-    What a lifespan has set in that context, every handler sees; what a handler sets is gone with its request.
+    Every handler sees the variables that a lifespan has set in that context; those that a handler sets are gone with
+    its request.
 
-    A program that has used `decimal` has a `decimal.Context` in it, which handlers do not replace but change, as in
+    A program that has used `decimal` has a `decimal.Context` in it, which handlers change and do not replace, as in
     `decimal.getcontext().prec = 6`.  So each request also gets a copy of that.
 
     Args:
@@ -237,9 +238,9 @@ class RequestContexts:
         return context
 
     def renewed(self, snapshot: TaskContext) -> TaskContext:
-        """Prepare the current context, in which a request has set nothing, for another.
+        """Prepare the current context, in which a request has set nothing, for the next request.
 
-        `snapshot` is a copy of the context that the request was given; returned is one of what the next is given.
+        `snapshot` is a copy of the context as the last request was given it.  Return such a copy for the next one.
         """
         if self._arithmetic is None:
             return snapshot

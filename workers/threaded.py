@@ -259,9 +259,7 @@ class ThreadedConnection(WorkerConnection):
         finally:
             self._lock.acquire()
         for descriptor, _ in ready:
-            if descriptor == self.monitor_descriptor:
-                self.monitor_reported = True
-            elif descriptor == self._wake.descriptor:
+            if descriptor == self._wake.descriptor:
                 self._wake.clear()
 
     def _step(self, now: float) -> None:

@@ -20,7 +20,7 @@ def definitions(schema: Schema) -> Mapping[str, Any]:
 
 
 MAX_VALUES: Final = 500
-"""Values in an example, in which whoever wrote the schema may have nested them."""
+"""Maximum number of values in an example, since schemas may nest them deeply."""
 _NULL: Final = {"type": "null"}
 _FORMATS: Final = {
     "date-time": "2026-01-31T12:00:00Z", "date": "2026-01-31", "time": "12:00:00", "duration": "PT1H",

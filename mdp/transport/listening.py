@@ -1,4 +1,4 @@
-"""Sockets that listen: ROUTERs, and TCP ports for programs that speak HTTP; and who can reach them."""
+"""Sockets that listen: ROUTERs, and TCP ports for HTTP; and whether other machines can reach them."""
 
 import ctypes
 import ipaddress

@@ -76,7 +76,7 @@ READABLE: Final[int] = getattr(select, "POLLIN", 1)
 
 
 class Poller(Protocol):
-    """What is used of `select.poll`."""
+    """The methods of `select.poll` that are used here."""
 
     def register(self, descriptor: int, events: int, /) -> None:
         """Watch a descriptor for `READABLE`."""

@@ -123,7 +123,7 @@ def route_before(message: Message, at: int) -> Route:
 
 
 def check_addressed(message: Message, at: int) -> Invalid | None:
-    """Return what is wrong with `header command address "" body+`, or None (C8, C23)."""
+    """Return the flaw of a message `header command address "" body+`, or None (C8, C23)."""
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     if not 1 <= len(message[at + 2]) <= MAX_NAME:
@@ -211,7 +211,7 @@ def decode_broker(message: Message) -> FromBroker | Batched | Invalid:
 
 
 def _over_limit(message: Message, at: int, reason: Reason) -> Invalid | Oversized:
-    """Return what is known about a message over a limit without decoding it: a worker's reply ends its request."""
+    """Return the reason, and of a worker's reply also its request, which it ends although it is not decoded."""
     if at > 0 and at + 1 < len(message) and message[at] in (W02, W01):
         kind = KINDS[message[at]].get(message[at + 1])
         addressed = len(message) > at + 2 and 1 <= len(message[at + 2]) <= MAX_NAME

@@ -8,9 +8,9 @@ MMI: Final = b"mmi."
 DESCRIBE: Final = MMI + b"describe"
 """The broker itself answers services with this prefix (C25)."""
 BROKER: Final = MMI + b"broker."
-"""Followed by a broker's name: how links name a broker to which requests are addressed (C44)."""
+"""The prefix with which links name a broker to which requests are addressed (C44)."""
 HELLO: Final = MMI + b"link"
-"""What a broker asks another for a link with (C44)."""
+"""The service through which a broker asks another one for a link (C44)."""
 MAX_NAME: Final = 255
 """Maximum size in bytes of a service name or an address (C23)."""
 

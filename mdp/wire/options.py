@@ -135,7 +135,7 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
 
 
 def signature_of(user: str, *, admin: bool) -> bytes:
-    """Return what the broker tells workers about who asks, as members of a JSON object."""
+    """Return the options in which the broker tells workers the caller's role, as members of a JSON object."""
     return json.dumps({"user": user, **({"admin": True} if admin else {})}, separators=(",", ":")).encode()[1:-1]
 
 
@@ -151,12 +151,12 @@ def signed(given: Options, signature: bytes) -> Options:
 
 
 def with_dialect(given: Options, dialect: str) -> Options:
-    """Return `given` with what a worker that wants to know it is told about the dialect of a client."""
+    """Return `given` with the client's dialect, for workers that want to know it."""
     return signed(given, json.dumps({"dialect": dialect}, separators=(",", ":")).encode()[1:-1])
 
 
 class Passed(Value):
-    """What the options of a request that came over a link say about its way, and the options without that."""
+    """The options of a request that came over a link: those about its way, and the others."""
 
     __slots__ = ("attempts", "dialect", "raw", "user", "via")
     __match_args__: ClassVar[tuple[str, ...]] = ("via", "attempts", "user", "raw", "dialect")
@@ -175,7 +175,7 @@ class Passed(Value):
 
 
 def passed(raw: bytes) -> Passed | None:
-    """Return what the options in `raw`, of a request that came over a link, say about its way; None if malformed."""
+    """Parse the options in `raw`, of a request that came over a link.  Return None if they are malformed."""
     return _cached_passed(raw) if len(raw) <= MAX_NAME else _passed(raw)
 
 
@@ -246,7 +246,7 @@ def encode_about(about: Mapping[str, Any]) -> bytes:
     It may be larger than `MAX_ABOUT`.  Raises `TypeError`, `ValueError` or `RecursionError` for what is not JSON.
     """
     text = _json(dict(about))
-    if not text.isprintable() or _ESCAPED.search(text):  # seldom: otherwise there is nothing to replace
+    if not text.isprintable() or _ESCAPED.search(text):  # else there is nothing to replace
         text = _json(_cleaned(dict(about)))
     return text.encode()
 

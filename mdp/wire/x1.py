@@ -1,4 +1,4 @@
-"""What both forms of `batch` share: the numbers of X1's commands, and what is valid (docs/reference/x1.md)."""
+"""The numbers and limits of X1, and the records that are messages of their own (docs/reference/x1.md)."""
 
 from struct import Struct
 from typing import Any, Final

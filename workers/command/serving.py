@@ -70,7 +70,7 @@ def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, l
 
 
 def described(worker: Offering) -> str:
-    """Return what a worker offers, and where."""
+    """Return the services that a worker offers, and its brokers, for the log."""
     workers = worker.workers if isinstance(worker, ServicesWorker) else [worker]
     names = ", ".join(each.service.decode() for each in workers[:MAX_SHOWN])
     more = f" and {len(workers) - MAX_SHOWN} more" if len(workers) > MAX_SHOWN else ""
@@ -93,7 +93,7 @@ async def _serve_async(worker: AsyncWorker, started: str, watched: Watched) -> N
 
 
 async def _serve_services(worker: ServicesWorker, started: str, watched: Watched) -> int:
-    """Serve, and return the exit code.  What a lifespan raises is logged, as is what a handler raises."""
+    """Serve, and return the exit code.  Exceptions of a lifespan are logged, as those of handlers are."""
     try:
         await worker.start()
     except SettingError:

@@ -1,4 +1,4 @@
-"""Lifespans: what services prepare before their first request, and release after the last one."""
+"""Lifespans, in which services prepare resources before their first request and release them after the last one."""
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from inspect import isasyncgenfunction, isgeneratorfunction

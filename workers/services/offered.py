@@ -1,4 +1,4 @@
-"""Services that are offered: what `Services.service` makes of functions, and the groups in which they are declared."""
+"""The services that `Services.service` makes of functions, and the groups in which they are declared."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
             raise SettingError(f"a service with a schedule gets no value, which its function needs: {error}") from None
 
     def about(self) -> About:
-        """Return what callers are told: the version, the function's docstring, the types, and what Titanic is to know.
+        """Return the description for callers: version, docstring and types of the function, and options for Titanic.
 
             resize.about().request                                  # the JSON schema of Resize
 

@@ -70,7 +70,7 @@ class BatchDecorator(Protocol):
 
 
 class Services(ServiceGroup):
-    """Functions that are offered as services by one program.
+    """Functions that one program offers as services.
 
         services = Services()
 
@@ -83,7 +83,7 @@ class Services(ServiceGroup):
 
         services.include(others)                        # offer the services of another `Services` too
 
-    The types say what travels: a request that does not fit is refused with 422 and never reaches the function.  A plain
+    A request whose value does not fit the type is refused with 422 and never reaches the function.  A plain
     function runs in a thread, a coroutine function in the event loop.  A generator function's yields are sent as they
     come.  The decorated function can be called as before, and can be given to a client in place of the service's name.
 

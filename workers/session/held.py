@@ -202,7 +202,7 @@ class HeldRequests:
         return self.by_address[address] if now >= active_at + self._handler_timeout else None
 
     def slow(self, now: float) -> bool:
-        """Return whether a handler keeps other requests waiting for too long.  Then the credit was lowered."""
+        """Return whether a handler keeps other requests waiting for too long, and lower the credit then."""
         if now < self._slow_at():
             return False
         oldest = next(iter(self._running))
@@ -220,7 +220,7 @@ class HeldRequests:
         return max(0, self._controller.concurrency - len(self._running) - len(self._orphans))
 
     def deadline(self) -> float:
-        """Return when a handler will have taken too long."""
+        """Return the time at which a handler will have taken too long."""
         if not self._running:
             return math.inf
         due = self._slow_at()

@@ -8,11 +8,11 @@ on messages with `receive`, calls `tick` when that is due, takes requests with `
 connection has ended, it closes the socket; the requests that were held then are no longer answered (C9).
 
 What the session may do next depends on the state of the connection (`states.py`).  `HeldRequests` (`held.py`) has its
-requests, `Outgoing` (`outgoing.py`) its unsent commands, `Heartbeats` what is known of the broker's life.
+requests, `Outgoing` (`outgoing.py`) its unsent commands, `Heartbeats` knows whether the broker is alive.
 
 There may be several brokers: the socket is to be connected to `failover.endpoint`.  `Failover` chooses when the
-session loses a broker, or is told to go.  While it is not at the first one (X1), `take_probe` tells the shell to find
-out whether that is back, and the shell reports to `probed`.  If it is, the session finishes what it holds, and returns.
+session loses a broker, or is told to leave it.  While it is not at the first one (X1), `take_probe` tells the shell to
+probe that, and the shell reports to `probed`.  If it is back, the session finishes its requests, and returns.
 """
 
 import math
@@ -362,9 +362,9 @@ class WorkerSession:
             self._note_use(now)
 
     def _note_use(self, now: float) -> None:
-        """While it is to return, note whether there is credit to spare.
+        """Before the return to the first broker, note whether there is credit to spare.
 
-        As long as there is none, requests may wait for this worker at the broker that it is to leave.
+        As long as there is none, requests may wait for this worker at the broker that it leaves.
         """
         if len(self._requests.by_address) >= self.credit or not self.failover.returning:
             self._spare_since = math.inf

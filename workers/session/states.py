@@ -11,7 +11,7 @@ has begun.  Then it connects again, or it is leaving for good.
     CLOSED     There is no connection, and there will be none.
 
 Four things happen: a socket was opened (`connect`), the worker has a reason to drain (`drain`), it is told to leave
-(`leave`), and the connection ends, whoever ended it (`end`).  An empty field cannot happen.
+(`leave`), and the connection ends, whoever ended it (`end`).  An empty field is impossible.
 
                 connect    drain      leave      end
     WAITING     SERVING               CLOSED     WAITING
@@ -32,7 +32,7 @@ Trigger = Literal["connect", "drain", "leave", "end"]
 
 
 class SessionState(Enum):
-    """A state, and what the code asks about it."""
+    """A state, and its properties."""
 
     WAITING = (False, False, False)
     SERVING = (True, False, False)

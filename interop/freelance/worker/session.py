@@ -1,8 +1,8 @@
 """A server's side of FLP (C46) as a state machine: requests from any number of clients, without a broker.
 
 It uses no socket and no clock.  To its shell it is a worker's session whose connection is never lost: the socket to
-which clients connect.  The shell reports with `gone` and `not_read` what cannot be sent, and logs what `take_reports`
-returns: which messages were dropped.
+which clients connect.  The shell reports messages that cannot be sent with `gone` and `not_read`, and logs the dropped
+messages that `take_reports` returns.
 
 The machine answers a PING immediately, whatever the handlers do.  It holds a limited number of requests, and of bytes,
 and ignores those beyond the limit: clients then try another server.
