@@ -80,7 +80,7 @@ def test_what_some_users_lack_is_not_imported(statement):
     assert not {"pyarrow", "pyspark", "pandas"} & loaded_by(statement)
 
 
-@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.command.main"])
+@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.command.cli"])
 def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages

@@ -24,7 +24,7 @@ NAMES = {
     select: ["POLLIN", "poll"],
     signal: ["SIGHUP", "SIGUSR1"],
 }
-COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.command.main"}
+COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.command.cli"}
 
 
 class Loop(asyncio.SelectorEventLoop):

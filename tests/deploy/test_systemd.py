@@ -10,8 +10,8 @@ import pytest
 
 from zmdp.mdp.broker.server import DEFAULT_DRAIN
 from zmdp.titanic.server.program import DEFAULT_DRAIN_SECONDS as TITANIC_DRAIN_SECONDS
-from zmdp.workers.command.main import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
-from zmdp.workers.command.main import cli as worker_command
+from zmdp.workers.command.cli import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
+from zmdp.workers.command.cli import cli as worker_command
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 MAX_EXPOSURE = 2.5

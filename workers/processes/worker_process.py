@@ -48,7 +48,7 @@ class WorkerProcess:
         supervised = ("--supervised-by", *map(str, (os.getpid(), reports, stderr)))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                [sys.executable, "-m", "zmdp.workers.command.main", *supervised, *arguments],
+                [sys.executable, "-m", "zmdp.workers.command.cli", *supervised, *arguments],
                 stderr=subprocess.PIPE, pass_fds=(reports, stderr),
             )  # fmt: skip
         except BaseException:

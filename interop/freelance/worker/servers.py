@@ -9,7 +9,7 @@ from ....mdp.transport.sockets import Context
 from ....workers.aio_connection import AsyncConnection
 from ....workers.aio_handling import BlockingWatch, HandlerCalls
 from ....workers.threaded import ThreadedConnection
-from .connection import Listening, ServerSocket
+from .server_socket import Listening, ServerSocket
 from .session import FreelanceServerSession
 
 

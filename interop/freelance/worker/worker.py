@@ -11,7 +11,7 @@ from ....workers.aio_handling import AsyncHandler, BlockingWatch, HandlerCalls
 from ....workers.base import AnyHandler, BaseWorker
 from ....workers.mdworker import Handler, Worker
 from ....workers.settings import HandlerArguments
-from .connection import Listening, public_endpoint
+from .server_socket import Listening, public_endpoint
 from .servers import AsyncServer, ThreadedServer
 from .session import FreelanceServerSession
 
