@@ -11,7 +11,7 @@ from ..mdp.security.keys import BrokerKey, ClientKeys, Key
 from ..mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
 from ..mdp.transport.endpoints import checked_brokers
 from ..mdp.transport.sockets import Context
-from .session.settings import SessionSettings
+from .session.states import SessionSettings
 
 
 class HandlerArguments(TypedDict, total=False):

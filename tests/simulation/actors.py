@@ -24,8 +24,7 @@ from zmdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.workers.session.held import CreditController
 from zmdp.workers.session.request import Request
 from zmdp.workers.session.session import WorkerSession
-from zmdp.workers.session.settings import SessionSettings
-from zmdp.workers.session.states import CLOSED, ConnectionEnded, HandlerStuck
+from zmdp.workers.session.states import CLOSED, ConnectionEnded, HandlerStuck, SessionSettings
 
 from .probing import Probe
 from .proxies import Socket

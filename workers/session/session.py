@@ -30,7 +30,6 @@ from .heartbeats import Heartbeats
 from .held import CreditController, HeldRequests
 from .outgoing import outgoing
 from .request import Request
-from .settings import SessionSettings
 from .states import (
     SERVING,
     TRANSITIONS,
@@ -39,6 +38,7 @@ from .states import (
     ConnectionEnded,
     Event,
     HandlerStuck,
+    SessionSettings,
     SessionState,
     Trigger,
 )

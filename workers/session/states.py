@@ -1,4 +1,4 @@
-"""The states of a worker's connection to its broker, and the events that its session tells its shell.
+"""A worker's session as its shell sees it: its settings, the states of its connection, and its events.
 
 A worker has one connection at a time.  It serves over it, until the connection is lost or the worker ends it.  Ending
 it cleanly takes a while: the worker drains, which is to say that it takes no more requests, and finishes those that it
@@ -23,9 +23,13 @@ Four things happen: a socket was opened (`connect`), the worker has a reason to 
 Whether the broker has been heard is not a state: a worker may have to drain before that.  `Heartbeats` knows it.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
+from ...mdp.errors import SettingError
+from ...mdp.limits import DEFAULT_ENDPOINT, check_number
 from .request import Request
 
 Trigger = Literal["connect", "drain", "leave", "end"]
@@ -90,3 +94,28 @@ class ConnectionEnded(NamedTuple):
 
 
 Event = Cancelled | HandlerStuck | ConnectionEnded
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How a worker's session talks to its broker.  Raises `SettingError` if a setting is invalid."""
+
+    protocol: str = "X1"
+    heartbeat: float = 1.0
+    """Seconds; like `liveness`, it should be the broker's (see `Heartbeats`)."""
+    liveness: int = 5
+    """Silent heartbeat intervals after which the broker is considered dead."""
+    handler_timeout: float | None = None
+    """Seconds after which a handler that has neither ended nor sent a PARTIAL is given up."""
+    endpoints: Sequence[str] = (DEFAULT_ENDPOINT,)
+    """The brokers' endpoints.  Each may be tried without delay before there is a backoff."""
+
+    def __post_init__(self) -> None:
+        check_number("heartbeat", self.heartbeat)
+        check_number("liveness", self.liveness, whole=True)
+        timeout = self.handler_timeout
+        if timeout is None:
+            return
+        check_number("handler_timeout", timeout)
+        if not timeout > 0:
+            raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")

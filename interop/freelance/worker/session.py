@@ -20,8 +20,7 @@ from ....workers.session.held import CreditController
 from ....workers.session.outgoing import LegacyOutgoing
 from ....workers.session.request import Request
 from ....workers.session.session import WorkerSession
-from ....workers.session.settings import SessionSettings
-from ....workers.session.states import SERVING
+from ....workers.session.states import SERVING, SessionSettings
 
 MAX_WAITING: Final = 10_000
 """Maximum number of requests that wait for a handler."""

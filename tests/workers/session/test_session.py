@@ -19,8 +19,15 @@ from zmdp.mdp.wire.commands import KINDS
 from zmdp.workers.session.held import PREFETCH_SECONDS, CreditController
 from zmdp.workers.session.request import Request
 from zmdp.workers.session.session import SPARE_SECONDS, UNHEARD_PATIENCE_SECONDS, WorkerSession
-from zmdp.workers.session.settings import SessionSettings
-from zmdp.workers.session.states import CLOSED, SERVING, WAITING, Cancelled, ConnectionEnded, HandlerStuck
+from zmdp.workers.session.states import (
+    CLOSED,
+    SERVING,
+    WAITING,
+    Cancelled,
+    ConnectionEnded,
+    HandlerStuck,
+    SessionSettings,
+)
 
 pytestmark = pytest.mark.unit
 
