@@ -20,6 +20,7 @@ from zmdp.mdp.wire import (
     WX1,
     Invalid,
     Reason,
+    names,
     x1,
 )  # fmt: skip
 from zmdp.workers.session.request import Request
@@ -595,6 +596,12 @@ def test_a_failure_of_unencodable_text_is_still_told():
 )
 def test_any_other_body_is_no_failure(body):
     assert wire.parse_error(body) is None
+
+
+def test_what_is_known_of_names_is_bounded():
+    for number in range(2 * names.MAX_KNOWN_NAMES):
+        assert wire.service_name(f"service-{number}") == b"service-%d" % number
+        assert len(names._encoded) <= names.MAX_KNOWN_NAMES
 
 
 @pytest.mark.parametrize("given", [None, 5, print])
