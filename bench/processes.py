@@ -1,4 +1,4 @@
-"""What all benchmarks share: processes that are ended in any case, brokers, and what processes use.
+"""Processes of the benchmarks: brokers and others, which are ended in any case, and the CPU and memory they use.
 
 `FailedError` says why something cannot be measured: a process failed, or something that it needs is missing.
 """

@@ -2,7 +2,7 @@
 
     python -m zmdp.dashboard DESCRIPTOR LOG-LEVEL LOG-FORMAT
 
-The descriptor is that of a socket that listens; settings come on stdin.
+DESCRIPTOR is that of a listening socket; settings arrive on stdin.
 """
 
 import asyncio
@@ -20,16 +20,15 @@ from ..mdp.http.server import Server, run
 from ..mdp.program import logs
 from ..mdp.program.control_services import SPARK
 from ..mdp.security.keys import ClientKeys
-from .broker import BrokerSection
-from .control import ControlServices
-from .limits import limits_for
-from .observer import Observer
-from .shell import Shell
-from .spark import SparkSection
-from .visitors import Visitors, visitors_of
+from .broker.observer import Observer
+from .broker.pages import BrokerSection
+from .shell.shell import Shell
+from .shell.visitors import Visitors, limits_for, visitors_of
+from .spark.drivers import ControlServices
+from .spark.pages import SparkSection
 
 NICENESS: Final = 5
-"""When the processor is short, the broker comes first."""
+"""Lower priority than the broker's, which comes first when the processor is busy."""
 MAX_SETTINGS_BYTES: Final = 16 << 20
 
 
@@ -54,7 +53,7 @@ async def serve(listener: socket.socket) -> int:
         shell = Shell(broker.name, sections, visitors)
         server = Server(shell.application, limits, listener)
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
-        gc.freeze()  # what is there now stays
+        gc.freeze()  # objects that exist now are never collected
         reader = asyncio.ensure_future(_follow(told, visitors))
         try:
             done, _ = await asyncio.wait([*tasks, reader], return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ COMMANDS: Final = {
     "http": "zmdp.gateways.http.cli:cli",
     "mcp": "zmdp.gateways.mcp.cli:cli",
     "flux": "zmdp.interop.flux.cli:cli",
-    "token": "zmdp.gateways.http.token_cli:cli",
+    "token": "zmdp.gateways.token_cli:cli",
 }
 
 

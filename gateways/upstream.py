@@ -1,7 +1,10 @@
 """The side of a gateway that faces the broker: one client, and one worker for each service that peers offer."""
 
 import asyncio
+import logging
+import resource
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self
 
 import zmq
@@ -15,11 +18,15 @@ from ..workers.aio import AsyncWorker
 Handler = Callable[[Any], AsyncGenerator[Any, None]]
 
 CONCURRENCY: Final = 1000
-"""Requests to one service that its peer may have at the same time: some may be streams without end."""
+"""Maximum number of concurrent requests to a service of a peer: some may be endless streams."""
 NOTHING_IN_PROGRESS: Final = "waiting for the broker, which does not answer; no request was in progress"
-"""What a gateway gives up at its limit if it was not given more to do."""
+"""Logged when a gateway gives up at its drain limit without requests in progress."""
 MAX_SOCKETS: Final = 60_000
-"""Sockets of all workers, some for each."""
+"""Maximum number of sockets of all workers, each of which has several."""
+OTHER_DESCRIPTORS: Final = 200
+"""Descriptors that a gateway needs in addition to those of connections and services."""
+
+log = logging.getLogger("zmdp.gateway")
 
 
 class Upstream:
@@ -28,13 +35,15 @@ class Upstream:
     Args:
         broker: An endpoint, or several in order of preference.
         keys: The gateway's key and the broker's, for brokers that require them.
-        timeout: Seconds that a request may take, if its sender does not say.
+        timeout: Default limit for a request, in seconds.
     """
 
     def __init__(
         self, broker: str | Sequence[str], *, keys: ClientKeys | None = None, timeout: float | None = None
     ) -> None:
         self._broker = broker
+        self.endpoints = broker if isinstance(broker, str) else ", ".join(broker)
+        """The brokers, for people."""
         self._keys = keys
         self.client = AsyncClient(broker, timeout=timeout, key=keys)
         self._context = own_context()  # for all workers: each context has a thread
@@ -72,10 +81,23 @@ class Upstream:
         if self._leaving:
             await asyncio.wait(self._leaving)
         await self.client.close()
-        await asyncio.to_thread(end, self._context)  # it waits until the last messages have been sent
+        await asyncio.to_thread(end, self._context)  # waits until the last messages have been sent
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def raise_descriptor_limit(wanted: int) -> None:
+    """Let this process have `wanted` descriptors and `OTHER_DESCRIPTORS`, or as many as the system allows."""
+    wanted += OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(ValueError, OSError):  # the system's own limit is lower
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
+        log.warning("the system allows %d descriptors, of which %d may be needed (ulimit -n)", allowed, wanted)

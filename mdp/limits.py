@@ -12,8 +12,8 @@ DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5555"
 """Where a broker listens, and where clients and workers connect, by default."""
 
 
-def _setting(default: Any, unit: str, text: str, derived: str = "") -> Any:
-    """Describe a setting; `derived` says what its value is by default, if `default` is None."""
+def limit(default: Any, unit: str, text: str, derived: str = "") -> Any:
+    """Return a field with what a command line needs for an option; `derived` says what a default of None stands for."""
     return field(default=default, metadata={"unit": unit, "help": text, "derived": derived})
 
 
@@ -24,53 +24,47 @@ class Limits:
     Raises `SettingError` for a value out of range.
     """
 
-    heartbeat: float = _setting(1.0, "seconds", "Heartbeat interval: idle time after which a peer is sent a HEARTBEAT.")
-    liveness: int = _setting(5, "intervals", "Silent heartbeat intervals after which a worker is considered dead.")
-    busy_grace: float = _setting(
+    heartbeat: float = limit(1.0, "seconds", "Heartbeat interval: idle time after which a peer is sent a HEARTBEAT.")
+    liveness: int = limit(5, "intervals", "Silent heartbeat intervals after which a worker is considered dead.")
+    busy_grace: float = limit(
         60.0,
         "seconds",
         "Silence after which a busy MDP/0.1, 0.2 or Paranoid Pirate worker, which may be unable to send heartbeats, "
         "is considered dead.",
     )
-    expiry: float = _setting(300.0, "seconds", "How long a request may wait in its queue before it is dropped.")
-    max_attempts: int = _setting(
+    expiry: float = limit(300.0, "seconds", "How long a request may wait in its queue before it is dropped.")
+    max_attempts: int = limit(
         3, "workers", "Maximum number of workers that may die while handling a request before it is dropped."
     )
-    max_queue: int = _setting(1_000_000, "requests", "Maximum number of requests waiting for one service.")
-    max_request_bytes: int = _setting(
+    max_queue: int = limit(1_000_000, "requests", "Maximum number of requests waiting for one service.")
+    max_request_bytes: int = limit(
         1 << 30,
         "bytes",
         "Maximum memory of all requests together, waiting or held by workers; of one connection, half.",
     )
-    max_services: int = _setting(10_000, "services", "Maximum number of services with a worker or a waiting request.")
-    max_links: int = _setting(64, "links", "Maximum number of links to other brokers.")
-    max_unserved: int = _setting(
-        1000, "services", "Maximum number of services without a worker that one client may name."
-    )
-    max_workers: int = _setting(100_000, "workers", "Maximum number of registered workers.")
-    max_credit: int = _setting(
-        10_000, "requests", "Maximum number of requests held by one worker, whatever its credit."
-    )
-    max_message: int = _setting(64 << 20, "bytes", "Maximum size of a message, all frames together.")
-    max_frames: int = _setting(
-        1024, "frames", "Maximum number of frames in a message, including routing; 65535 at most."
-    )
-    max_connections: int | None = _setting(
+    max_services: int = limit(10_000, "services", "Maximum number of services with a worker or a waiting request.")
+    max_links: int = limit(64, "links", "Maximum number of links to other brokers.")
+    max_unserved: int = limit(1000, "services", "Maximum number of services without a worker that one client may name.")
+    max_workers: int = limit(100_000, "workers", "Maximum number of registered workers.")
+    max_credit: int = limit(10_000, "requests", "Maximum number of requests held by one worker, whatever its credit.")
+    max_message: int = limit(64 << 20, "bytes", "Maximum size of a message, all frames together.")
+    max_frames: int = limit(1024, "frames", "Maximum number of frames in a message, including routing; 65535 at most.")
+    max_connections: int | None = limit(
         None,
         "connections",
         "Maximum number of open connections; further ones are ended.",
         "as many as the limit of open files allows",
     )
-    max_connections_per_address: int | None = _setting(
+    max_connections_per_address: int | None = limit(
         None,
         "connections",
         "Maximum number of open connections from one address, except loopback.",
         "half of max-connections",
     )
-    max_outbox: int = _setting(
+    max_outbox: int = limit(
         10_000, "messages", "Maximum number of messages kept for a slow reader before it is dropped."
     )
-    max_outbox_bytes: int = _setting(1 << 28, "bytes", "Maximum memory of the messages kept for slow readers.")
+    max_outbox_bytes: int = limit(1 << 28, "bytes", "Maximum memory of the messages kept for slow readers.")
 
     def __post_init__(self) -> None:
         for setting in fields(self):

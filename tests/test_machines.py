@@ -6,7 +6,7 @@ import pytest
 
 from zmdp.clients.legacy.session import LegacySession
 from zmdp.clients.x1.session import ClientSession
-from zmdp.interop.flux.session import FluxSession
+from zmdp.interop.flux.session.session import FluxSession
 from zmdp.interop.freelance.client.session import FreelanceSession
 from zmdp.interop.freelance.worker.session import FreelanceServerSession
 from zmdp.workers.session.session import WorkerSession

@@ -1,5 +1,5 @@
 """The HTTP gateway (docs/how-to/gateways.md): an ASGI application on uvicorn.
 
-Requests to services bypass the framework, because they are what the gateway is for; everything else is a route of
-Starlette.
+`services` answers POST /services/NAME without a framework, because that is what the gateway is for.  `jobs` and
+`openapi` are routes of Starlette.
 """

@@ -1,32 +1,19 @@
 """The command `mdp-gateway http`."""
 
-import gc
-import sys
 from typing import Final
 
 import click
 
-from ...mdp.cli.console import (
-    CONTEXT_SETTINGS,
-    SectionedCommand,
-    brokers_option,
-    key_options,
-    log_level_option,
-    log_to_stderr,
-)
-from ...mdp.errors import SettingError
-from ...mdp.program.extras import install_command
+from ...mdp.cli.console import CONTEXT_SETTINGS, SectionedCommand, log_level_option, log_to_stderr
+from ...mdp.program.extras import needs_extra
 from ...mdp.security.keys import ClientKeys
-from ..descriptors import raise_descriptor_limit
-from ..upstream import Upstream
-from .serving import SECTIONS, Serving, bind_option, serving_options
+from ..serving import SECTIONS, Serving, bind_option, serving_options
+from ..upstream import Upstream, raise_descriptor_limit
 
 DEFAULT_BIND: Final = "127.0.0.1:8080"
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, context_settings=CONTEXT_SETTINGS)
-@brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
-@key_options
 @serving_options(bind=bind_option(DEFAULT_BIND, "Where to listen; port 0 for a free one."))
 @log_level_option
 def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, log_level: str) -> int:
@@ -46,14 +33,11 @@ def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, l
       1  cannot listen; or stopped before that, by --drain-timeout or a second signal
       2  invalid usage, or a package is missing
     """
-    try:
+    with needs_extra("web"):
         from ...mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
-        from . import server as http  # noqa: PLC0415
-        from .gateway import Gateway  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("zmdp"):
-            raise
-        raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('web')}") from None
+        from .. import program  # noqa: PLC0415
+        from ..gateway import Gateway  # noqa: PLC0415
+        from .app import gateway_server  # noqa: PLC0415
     serving.check()
     rules, settings, tls = serving.rules(), serving.settings(), serving.tls()
     log_to_stderr(log_level)
@@ -63,16 +47,6 @@ def cli(*, broker: tuple[str, ...], keys: ClientKeys | None, serving: Serving, l
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
-        server = http.gateway_server(gateway, listener, tls)
-
-        def ready() -> None:
-            click.echo(server.url)
-            sys.stdout.flush()
-            http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
-            if warning := serving.warning():
-                http.log.warning("%s", warning)
-            gc.freeze()  # what is there now stays
-
-        return await http.serve(gateway, server, ready)
+        return await program.serve(gateway, gateway_server(gateway, listener, tls), serving.warning())
 
     return run(main)

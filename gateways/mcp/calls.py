@@ -11,22 +11,22 @@ from mcp.server import ServerRequestContext
 from ...clients.calls.reply import Reply
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, ZmdpError
 from ...mdp.http.problems import Problem
-from ..http.access import Caller
-from ..http.gateway import Gateway
+from ..access import Caller
+from ..gateway import Gateway
 from .tools import ServiceTool, failure
 
 Context = ServerRequestContext[Any, Any]
 
 
 class Progress:
-    """Tells a client what the PARTIALs of a call say, if it wants to know."""
+    """Reports the PARTIALs of a call as progress, if the client has asked for it."""
 
     def __init__(self, context: Context) -> None:
         self._session = context.session
         self._last = 0.0
 
     async def report(self, value: Any) -> None:
-        """Report a value: a number that grows is how far the call is, a text is what people read."""
+        """Report a value: an increasing number is the progress, a text is a message for people."""
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         self._last = float(value) if number and value > self._last else self._last + 1
         await self._session.report_progress(self._last, message=value if isinstance(value, str) else None)
@@ -49,7 +49,7 @@ async def call(
 async def collected(
     gateway: Gateway, tool: ServiceTool, parts: AsyncIterator[Reply], context: Context
 ) -> types.CallToolResult:
-    """Return the result that the parts of a reply are, and report those before the last."""
+    """Return the result in the parts of a reply, and report each PARTIAL as progress."""
     progress, values, size = Progress(context), [], 0
     last: Any = None
     try:

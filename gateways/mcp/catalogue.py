@@ -1,4 +1,4 @@
-"""Which services are tools now, and for whom; and a watch that tells when they change."""
+"""The services that are tools, for each caller; and a watch for changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,23 +9,21 @@ from ...mdp.errors import ZmdpError
 from ...mdp.http.problems import Problem
 from ...mdp.program.control_services import SPARK
 from ...mdp.security.access import Permissions
-from ..http.access import Caller
-from ..http.gateway import Gateway
-from ..http.service_list import list_services
-from .names import MAX_NAME, service_name
-from .tools import ServiceTool
+from ..access import Caller
+from ..gateway import Gateway
+from .tools import MAX_NAME, ServiceTool, service_name
 
 WATCH_SECONDS: Final = 2.0
 _OWN: Final = ("mmi.", "titanic.", SPARK)
-"""What services of zmdp's own programs begin with: a pattern such as `*` does not mean them."""
+"""Prefixes of the services of zmdp's own programs, which a pattern such as `*` does not expose."""
 
 
 class Catalogue:
     """The services that are tools.
 
     Args:
-        gateway: Knows the services, and what their workers say.
-        expose: Patterns of the services that are tools although their workers do not say so.
+        gateway: Lists and describes the services.
+        expose: Patterns of services that are tools without having been declared so.
     """
 
     def __init__(self, gateway: Gateway, expose: Sequence[str]) -> None:
@@ -33,8 +31,8 @@ class Catalogue:
         self._exposed = Permissions("exposed", call=tuple(expose))
 
     async def tools(self, caller: Caller) -> list[ServiceTool]:
-        """Return those that the caller may call, by name.  Raises `Problem` or `ZmdpError`."""
-        rows = (await list_services(self._gateway, caller))["services"]
+        """Return the tools that the caller may call, by name.  Raises `Problem` or `ZmdpError`."""
+        rows = (await self._gateway.list_services(caller))["services"]
         offered = [row["name"] for row in rows if row["workers"] or row["remote_credit"]]
         found = await self._gateway.descriptions.of_all(offered, newest=True)
         tools = [ServiceTool(name, about) for name, about in sorted(found.items())]
@@ -61,7 +59,7 @@ class Catalogue:
         told: object = None
         while True:
             with suppress(ZmdpError, Problem):
-                rows = (await list_services(self._gateway, Caller.anybody))["services"]
+                rows = (await self._gateway.list_services(Caller.anybody))["services"]
                 now = [(row["name"], row["workers"]) for row in rows]
                 if now != seen:
                     self._gateway.descriptions.forget()

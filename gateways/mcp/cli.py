@@ -2,25 +2,15 @@
 
 import asyncio
 import logging
-import sys
 from typing import Final
 
 import click
 
-from ...mdp.cli.console import (
-    CONTEXT_SETTINGS,
-    SectionedCommand,
-    brokers_option,
-    key_options,
-    log_level_option,
-    log_to_stderr,
-)
-from ...mdp.errors import SettingError
-from ...mdp.program.extras import install_command
+from ...mdp.cli.console import CONTEXT_SETTINGS, SectionedCommand, log_level_option, log_to_stderr
+from ...mdp.program.extras import needs_extra
 from ...mdp.security.keys import ClientKeys
-from ..descriptors import raise_descriptor_limit
-from ..http.serving import SECTIONS, Serving, bind_option, serving_options
-from ..upstream import Upstream
+from ..serving import SECTIONS, Serving, bind_option, serving_options
+from ..upstream import Upstream, raise_descriptor_limit
 
 TIMEOUT_SECONDS: Final = 50.0
 """Less than the minute that clients wait for an answer, so that the gateway says what is wrong before they give up."""
@@ -37,8 +27,6 @@ BIND_HELP: Final = (
     metavar="PATTERN",
     help="Services that are tools though their workers do not say so (tool=True), such as 'images.*'. Can be repeated.",
 )
-@brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
-@key_options
 @serving_options(bind=bind_option(None, BIND_HELP), timeout=TIMEOUT_SECONDS)
 @log_level_option
 def cli(
@@ -67,18 +55,14 @@ def cli(
       1  cannot listen; or stopped before that, by --drain-timeout or a signal
       2  invalid usage, or a package is missing
     """
-    try:
+    with needs_extra("mcp"):
         from ...mdp.http.server import run  # noqa: PLC0415 - the help does not need what these import
-        from ..http import server as http  # noqa: PLC0415
-        from ..http.gateway import Gateway  # noqa: PLC0415
+        from .. import program  # noqa: PLC0415
+        from ..gateway import Gateway  # noqa: PLC0415
         from . import stdio  # noqa: PLC0415
         from .catalogue import Catalogue  # noqa: PLC0415
-        from .server import McpServer  # noqa: PLC0415
+        from .protocol import McpServer  # noqa: PLC0415
         from .streamable_http import McpHttpServer  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("zmdp"):
-            raise
-        raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('mcp')}") from None
     serving.check()
     rules, settings, tls = serving.rules(), serving.settings(), serving.tls()
     log_to_stderr(log_level)
@@ -92,15 +76,6 @@ def cli(
         server = McpServer(gateway, Catalogue(gateway, expose))
         if listener is None:
             return await stdio.serve(gateway, server)
-        serves = McpHttpServer(gateway, server, listener, tls)
-
-        def ready() -> None:
-            click.echo(serves.url)
-            sys.stdout.flush()
-            http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", serves.url, ", ".join(broker))
-            if warning := serving.warning():
-                http.log.warning("%s", warning)
-
-        return await http.serve(gateway, serves, ready)
+        return await program.serve(gateway, McpHttpServer(gateway, server, listener, tls), serving.warning())
 
     return asyncio.run(main()) if listener is None else run(main)

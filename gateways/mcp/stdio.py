@@ -11,9 +11,9 @@ import anyio
 from mcp.server.stdio import stdio_server
 
 from ...mdp.cli.shutdown import Shutdown, in_loop
-from ..http.gateway import Gateway
+from ..gateway import Gateway
 from ..upstream import NOTHING_IN_PROGRESS
-from .server import McpServer
+from .protocol import McpServer
 
 log = logging.getLogger("zmdp.gateway")
 
@@ -43,7 +43,7 @@ async def _serve(server: McpServer, lines: AsyncIterator[bytes] | None) -> None:
 
 
 async def _lines(limit: int) -> AsyncIterator[bytes] | None:
-    """Return the lines of stdin, for which no thread waits, which SIGTERM could not end; None if stdin is a file."""
+    """Return the lines of stdin, read without a thread, which SIGTERM could not end; None if stdin is a file."""
     reader = asyncio.StreamReader(limit)
     loop = asyncio.get_running_loop()
     try:

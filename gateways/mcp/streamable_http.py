@@ -10,10 +10,11 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 
+from ...mdp.http.asgi import respond
 from ...mdp.http.problems import Problem
 from ...mdp.http.server import Server
-from ..http.gateway import Gateway
-from .server import MAX_SESSIONS, McpServer
+from ..gateway import Gateway
+from .protocol import MAX_SESSIONS, McpServer
 
 PATH: Final = "/mcp"
 
@@ -29,19 +30,17 @@ class Door:
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` has it
         )  # fmt: skip
         self._streams: set[asyncio.Task[Any]] = set()
-        """Of clients that only listen."""
+        """Streams of clients that only listen."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
         try:
             caller = self._gateway.caller(scope)
         except Problem as problem:
-            status, headers, body = problem.response()
-            await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-            await send({"type": "http.response.body", "body": body})
+            await respond(send, *problem.response())
             return
         scope = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
-        if caller.role is not None:  # a session belongs to the role that has opened it
+        if caller.role is not None:  # a session belongs to the role that opened it
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=caller.role, scopes=[]))
         answering = asyncio.ensure_future(self._application(scope, receive, send))
         if scope["method"] == "GET":

@@ -6,7 +6,7 @@ tasks/cancel    cancels the request and deletes it; or the tool `task_cancel`
 
 The SDK has no tasks yet, but lets servers add methods.  The gateway keeps nothing: a task's id is the tool's name, the
 ticket's UUID, which begins with the time of its creation, and a mark of the role that created it.  Titanic keeps the
-tasks of roles apart if the broker knows the roles.  If not, the mark refuses another role's id as it is, and the UUID
+tasks of roles apart if the broker knows the roles.  Otherwise the mark makes ids of other roles invalid, and the UUID
 is the secret.
 """
 
@@ -25,13 +25,12 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ...clients.calls.reply import Reply
 from ...mdp.errors import InvalidUUID, ServiceError, UnknownTicket
 from ...mdp.services import About
-from ...titanic.api.client import AsyncTicket, AsyncTitanic
-from ..http.access import Caller
-from ..http.gateway import Gateway
-from ..http.titanic_client import Registered, TitanicClient
+from ...titanic.api.client import AsyncTicket
+from ..access import Caller
+from ..gateway import Gateway
+from ..http.jobs.titanic_client import TitanicClients
 from .calls import Context, collected
-from .names import TASK_CANCEL, TASK_RESULT, service_name
-from .tools import ServiceTool, failure
+from .tools import TASK_CANCEL, TASK_RESULT, ServiceTool, failure, service_name
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 POLL_MILLISECONDS: Final = 1000
@@ -83,13 +82,13 @@ class Tasks:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._registered = Registered()
+        self._titanics = TitanicClients(gateway)
 
     async def create(self, caller: Caller, tool: ServiceTool, arguments: Mapping[str, Any]) -> str:
         """Submit a request and return the id of its task, once it is stored.  Raises `Problem` or `ZmdpError`."""
         body = tool.body(arguments)
         with self._gateway.admit(sum(map(len, body))):
-            ticket = await self._titanic(caller).submit(tool.service, *body, group=caller.role)
+            ticket = await self._titanics.of(caller).submit(tool.service, *body, group=caller.role)
         uuid = UUID(ticket.uuid).hex
         return f"{tool.name}.{uuid}.{_mark(caller, uuid)}"
 
@@ -134,18 +133,15 @@ class Tasks:
         if service is None or mark != _mark(caller, uuid) or not caller.may_call(service.encode()):
             raise _unknown(task_id)
         try:
-            ticket = self._titanic(caller).ticket(uuid)
+            ticket = self._titanics.of(caller).ticket(uuid)
         except InvalidUUID:
             raise _unknown(task_id) from None
         about = await self._gateway.descriptions.newest(service)
         return ServiceTool(service, about if about.codec else About(codec="json")), ticket  # its workers may be gone
 
-    def _titanic(self, caller: Caller) -> AsyncTitanic:
-        return TitanicClient(self._gateway, self._registered, self._gateway.options(caller)).titanic()
-
 
 def state(task_id: str, status: str) -> dict[str, Any]:
-    """Return a task in this state, as clients that know tasks read it."""
+    """Return a task in this state, in the form of the extension."""
     now = datetime.now(UTC)
     created = UUID(task_id.split(".")[1]).int >> 80  # milliseconds, as in each UUID of version 7
     return {

@@ -1,11 +1,16 @@
-"""A service as a tool: its schemas, its arguments and its results; pure functions.
+"""A service as a tool: its name, its schemas, its arguments and its results; pure functions.
 
-Tools take and return objects.  A service whose value is not an object takes it as one argument, which is called as in
-the function, and what it replies is the member `result`.  The values of a stream are a list.  A service without types
+The name has the characters that agents' programs and models accept.  Letters, digits and underscores stay, and a dot
+between them is a hyphen: `words.count` is the tool `words-count`.  Any other byte is two hyphens and its hexadecimal
+number.  So each tool's name stands for one service.
+
+Tools take and return objects.  A service whose value is not an object takes it as one argument, named as in the
+function, and its reply is the member `result`.  The values of a stream are a list.  A service without types
 takes text, and its reply is text.
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -17,8 +22,14 @@ from ...clients.values import encoded, is_text, json_of
 from ...mdp.errors import CodecError
 from ...mdp.services import About
 from ...mdp.services.json_schemas import RAW, REFERENCE, Schema, definitions
-from .names import tool_name
 
+MAX_NAME: Final = 128
+"""Characters of a tool's name (MCP, "Tool Names")."""
+TASK_RESULT: Final = "task_result"
+TASK_CANCEL: Final = "task_cancel"
+"""The gateway's own tools; services of these names get other ones."""
+_SPECIAL: Final = re.compile(rb"(\.)(?=[A-Za-z0-9_])|[^A-Za-z0-9_]", re.DOTALL)
+_WRITTEN: Final = re.compile(r"--([0-9a-f]{2})|-")
 RESULT: Final = "result"
 """The member of a result that is not an object."""
 _TEXT: Final[Schema] = {"type": "string"}
@@ -27,7 +38,7 @@ TASK: Final[Mapping[str, Any]] = {
     "properties": {"task_id": {"type": "string", "description": "What task_result and task_cancel need."}},
     "required": ["task_id"],
 }
-"""The schema of what a durable tool returns to a client that does not know tasks."""
+"""The schema of the result of a durable tool for a client that does not know tasks."""
 
 
 class ServiceTool:
@@ -35,7 +46,7 @@ class ServiceTool:
 
     Args:
         service: Its name.
-        about: What its workers say of it.
+        about: Its description.
     """
 
     def __init__(self, service: str, about: About) -> None:
@@ -56,7 +67,7 @@ class ServiceTool:
         return tool_name(self.service)
 
     def described(self, *, as_task: bool) -> types.Tool:
-        """Return what agents are told.  `as_task`: calls return the id of a task instead of the result."""
+        """Return the tool as agents see it.  With `as_task`, calls return the id of a task instead of the result."""
         tool = self.about.tool
         return types.Tool(
             name=self.name,
@@ -116,7 +127,7 @@ class ServiceTool:
         return data.decode() if is_text(data) else base64.b64encode(data).decode()
 
     def joined(self, parts: list[Any], last: Any) -> Any:
-        """Return the value of a reply: that of the FINAL, or all of a stream, whose FINAL may have none."""
+        """Return the value of a reply: that of the FINAL, or all values of a stream, whose FINAL may be empty."""
         if self.about.part is None and (last is not None or not parts or self.about.reply is not None):
             return last
         return parts if last is None else [*parts, last]
@@ -131,13 +142,13 @@ class ServiceTool:
 
 
 def text_result(text: str, structured: Any = None, *, failed: bool = False) -> types.CallToolResult:
-    """Return the result of a call: what the agent reads, and the same as a JSON value."""
+    """Return the result of a call: a text for the agent, and the same as a JSON value."""
     content = types.TextContent(type="text", text=text)
     return types.CallToolResult(content=[content], structured_content=structured, is_error=failed)
 
 
 def failure(text: str) -> types.CallToolResult:
-    """Return the result of a call that failed: the agent reads why."""
+    """Return the result of a call that failed, with the reason for the agent."""
     return text_result(text, failed=True)
 
 
@@ -151,7 +162,7 @@ def _definitions(schema: Schema) -> dict[str, Any]:
 
 
 def _inlined(schema: Schema) -> Schema:
-    """Return a schema whose root is not a reference, as clients want it; its definitions are at the root."""
+    """Return the schema with definitions at its root, which is no reference: clients require that."""
     items = schema.get("items")
     if isinstance(items, dict) and "$defs" in items:
         inner = {name: each for name, each in items.items() if name != "$defs"}
@@ -164,3 +175,27 @@ def _inlined(schema: Schema) -> Schema:
     root = {**found, "$defs": others} if others else found
     recursive = msgspec.json.encode(REFERENCE + name) in msgspec.json.encode(root)
     return {**found, "$defs": schema["$defs"]} if recursive else root
+
+
+# ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tool_name(service: str) -> str:
+    """Return the name of a service as a tool."""
+    if service in (TASK_RESULT, TASK_CANCEL):
+        return f"--{ord(service[0]):02x}{service[1:]}"
+    return _SPECIAL.sub(_write, service.encode()).decode()
+
+
+def service_name(tool: str) -> str | None:
+    """Return the service that a tool's name stands for; None if it is not a valid name."""
+    try:
+        found = _WRITTEN.sub(lambda match: chr(int(match[1], 16)) if match[1] else ".", tool)
+        service = found.encode("latin-1").decode()
+    except UnicodeError:
+        return None
+    return service if tool_name(service) == tool else None
+
+
+def _write(match: re.Match[bytes]) -> bytes:
+    return b"-" if match[1] else b"--%02x" % ord(match[0])

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -18,17 +19,17 @@ from ...mdp.cli.console import (
     Number,
     brokers_option,
     key_options,
+    limit_option,
     log_level_option,
     log_to_stderr,
+    options,
     version_option,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option, in_loop
 from ...mdp.errors import SettingError
 from ...mdp.program.logs import counted
 from ...mdp.security.keys import ClientKeys
-from .instance import MAX_SERVICES
-from .server import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
-from .wire.framing import MAX_MESSAGE
+from .gateway import FluxGateway, FluxSettings
 
 DEFAULT_DRAIN_SECONDS: Final = 10.0
 MAX_PATH: Final = 107
@@ -44,47 +45,13 @@ log = logging.getLogger("zmdp.gateway")
 @brokers_option("Broker to use. Can be repeated, or separate endpoints with commas.")
 @key_options
 @click.option(
-    "--rank",
-    type=Number("brokers", whole=True, zero=True),
-    help="Fail unless the broker has this rank in the tree of brokers.",
-)
-@click.option(
     "--size",
     type=Number("brokers", whole=True),
     default=1,
     help="Wait until the tree has so many brokers before giving them ranks.",
 )
 @click.option("--allow-guests", is_flag=True, help="Admit users other than the gateway's own, as guests.")
-@click.option(
-    "--max-connections",
-    type=Number("connections", whole=True),
-    default=10_000,
-    help="Maximum number of connections.",
-)
-@click.option(
-    "--max-message",
-    type=Number("bytes", whole=True),
-    default=MAX_MESSAGE,
-    help="Maximum size of a message.",
-)
-@click.option(
-    "--max-unread",
-    type=Number("bytes", whole=True),
-    default=MAX_UNREAD,
-    help="Disconnect a program that leaves more unread.",
-)
-@click.option(
-    "--max-memory",
-    type=Number("bytes", whole=True),
-    default=MAX_MEMORY,
-    help="Maximum size of all incomplete and unread messages together.",
-)
-@click.option(
-    "--max-services",
-    type=Number("services", whole=True),
-    default=MAX_SERVICES,
-    help="Maximum number of services that programs offer.",
-)
+@options(*(limit_option(each) for each in fields(FluxSettings) if each.metadata))
 @drain_timeout_option(
     DEFAULT_DRAIN_SECONDS,
     "How long the requests of programs, and to them, may take to finish after SIGTERM or Ctrl-C.",
@@ -96,16 +63,11 @@ def cli(
     path: str,
     broker: tuple[str, ...],
     keys: ClientKeys | None,
-    rank: int | None,
     size: int,
     allow_guests: bool,
-    max_connections: int,
-    max_message: int,
-    max_unread: int,
-    max_memory: int,
-    max_services: int,
     drain_timeout: float,
     log_level: str,
+    **limits: int,
 ) -> int:
     """Let Flux programs call services and offer them, through a UNIX socket.
 
@@ -122,15 +84,13 @@ def cli(
     Exit codes:
       0  stopped, all requests were finished
       1  cannot listen; or stopped before that, by --drain-timeout or a second signal
-      2  invalid usage, or the broker does not have this --rank
+      2  invalid usage
     """
     log_to_stderr(log_level)
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = FluxSettings(
-        absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
-    )
+    settings = FluxSettings(absolute, size, allow_guests, **limits)
     return asyncio.run(_serve(FluxGateway(broker, settings, keys=keys), drain_timeout))
 
 

@@ -1,10 +1,9 @@
-"""One connection of a gateway: carries out what its machine asks for, within limits."""
+"""One connection of a gateway: carries out the effects of its machine, within limits."""
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import zmq
 
@@ -14,20 +13,21 @@ from ...gateways.upstream import Upstream
 from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last
 from ...workers.session.request import Request
-from .effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, ServingMachine, Withdraw
+from .session.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
+from .session.session import FluxSession
 
 MAX_OUTSTANDING: Final = 1000
-"""Outstanding requests of one connection from which on nothing more is read from it."""
+"""A connection with this many outstanding requests is not read."""
 MAX_UNREAD_BYTES: Final = 4 << 20
-"""Bytes that a peer may leave unread: one that reads more slowly than its replies arrive is disconnected."""
+"""Bytes that a peer may leave unread before it is disconnected."""
 MAX_ANSWERS: Final = 100
-"""Answers of a peer that wait for the broker from which on nothing more is read from it."""
+"""A peer with this many answers that wait for the broker is not read."""
 
 log = logging.getLogger("zmdp.gateway")
 
 
 class Peer(Protocol):
-    """The connection to the peer: what a `Conversation` needs of it."""
+    """The connection to the peer, as a `Conversation` uses it."""
 
     def write(self, data: bytes) -> None:
         """Send bytes, without blocking."""
@@ -53,12 +53,12 @@ class Conversation:
 
     The shell calls `received` and `lost`; everything else follows from them.  A peer that leaves more than
     `max_unread_bytes` unread is disconnected.  While `max_outstanding` of its requests are outstanding, or the broker
-    does not keep up with what it answers, nothing is read from it.
+    does not keep up with its answers, nothing is read from it.
     """
 
     def __init__(
         self,
-        machine: Machine,
+        machine: FluxSession,
         peer: Peer,
         upstream: Upstream,
         *,
@@ -80,7 +80,7 @@ class Conversation:
         self._last_asked = 0
         self._offered: list[str] = []
         self._answers = 0
-        """What the peer has answered and the broker has not got yet."""
+        """Number of answers of the peer that wait for the broker."""
         self._paused = False
         self._congested = False
         self._closed = False
@@ -93,11 +93,11 @@ class Conversation:
 
     @property
     def serving(self) -> int:
-        """Number of requests that the peer has got and not answered."""
+        """Number of requests that were passed to the peer and are not answered."""
         return len(self._asked)
 
     def drain(self) -> None:
-        """Take no more requests for the services that the peer offers; those that it has got can be answered."""
+        """Take no more requests for the services of the peer, which can still answer those that it has."""
         for service in self._offered:
             self._upstream.withdraw(service)
 
@@ -110,7 +110,7 @@ class Conversation:
             self.act()
 
     def congested(self, is_so: bool) -> None:
-        """Read nothing while much is left unread, so that no more is asked for."""
+        """Stop reading while the peer leaves much unread, so that it makes no more requests."""
         self._congested = is_so
         self._pause_or_resume()
 
@@ -137,9 +137,9 @@ class Conversation:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def act(self) -> None:
-        """Do what the machine asks for: send its messages, carry out its effects."""
+        """Send the machine's messages and carry out its effects."""
         machine, closing = self._machine, None
-        while effects := machine.take_events():  # what cannot be done may have others
+        while effects := machine.take_events():  # an effect that fails may cause others
             for effect in effects:
                 if isinstance(effect, Begin):
                     self._begin(effect)
@@ -165,7 +165,7 @@ class Conversation:
             case Answer(number) | Fail(number):
                 incoming = self._asked.get(number)
                 if incoming is not None:
-                    incoming.put(effect)
+                    incoming.answers.put_nowait(effect)
                     self._answers += 1
             case Withdraw(service):
                 if service in self._offered:
@@ -175,7 +175,7 @@ class Conversation:
     def _write(self, messages: list[bytes]) -> None:
         if self._closed:
             return
-        if self._peer.unread_bytes() > self._max_unread_bytes:  # before: one reply may be larger than that
+        if self._peer.unread_bytes() > self._max_unread_bytes:  # checked before writing: one reply may be larger
             log.warning("%s: disconnected: it does not read what it is sent", self._name)
             self._closed = True
             self._peer.abort()
@@ -199,12 +199,12 @@ class Conversation:
     # ── requests of the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, effect: Begin) -> None:
-        """Make a request, or tell the machine why that is not possible."""
+        """Make a request, or tell the machine why it cannot be made."""
         outgoing = _Outgoing(self, effect.number, effect.detached)
         try:
             outgoing.call = self._client.begin(
                 outgoing, effect.service, *effect.body, timeout=effect.timeout, wait=effect.wait,
-                headers=effect.headers, options=effect.options,
+                options=effect.options,
             )  # fmt: skip
         except (SettingError, ClosedError, RequestRejected) as error:
             self._machine.answered(effect.number, error)
@@ -221,17 +221,13 @@ class Conversation:
 
     # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _serving(self) -> ServingMachine:
-        return cast("ServingMachine", self._machine)  # for it has offered a service
-
     def _offer(self, service: str) -> None:
-        """Offer a service, or tell the machine why that is not possible."""
+        """Offer a service, or tell the machine why it cannot be offered."""
         try:
             self._upstream.offer(service, self._serve)
         except (SettingError, zmq.ZMQError, OSError) as error:  # for example, too many open files
             log.warning("%s: cannot offer %r: %s", self._name, service, error)
-            self._serving.refused(service, str(error))
+            self._machine.refused(service, str(error))
         else:
             self._offered.append(service)
 
@@ -243,7 +239,7 @@ class Conversation:
             if self._ended:  # after the worker had begun to handle it
                 incoming.give_up()
             else:
-                self._serving.asked(number, request)
+                self._machine.asked(number, request)
                 self.act()
             while not incoming.ended:
                 answer = await incoming.take()
@@ -254,9 +250,9 @@ class Conversation:
                 yield Last(list(answer.body)) if answer.final else list(answer.body)
         finally:
             del self._asked[number]
-            self._answers -= len(incoming.answers)
+            self._answers -= incoming.answers.qsize()
             if not incoming.ended and not self._ended:
-                self._serving.withdrawn(number)
+                self._machine.withdrawn(number)
             self.act()
 
 
@@ -276,13 +272,12 @@ class _Outgoing:
 
 
 class _Incoming:
-    """A request passed to the peer, and its answers that the broker has not got yet."""
+    """A request passed to the peer, and its answers that wait for the broker."""
 
     def __init__(self) -> None:
-        self.answers: deque[Answer | Fail] = deque()
+        self.answers: asyncio.Queue[Answer | Fail] = asyncio.Queue()
         self.ended = False
         """The last answer has been taken."""
-        self._arrived: asyncio.Future[None] | None = None
         self._task = asyncio.current_task()
 
     def give_up(self) -> None:
@@ -291,15 +286,7 @@ class _Incoming:
             # Not within the task itself: for the worker, that would be a failure of the handler.
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
-    def put(self, answer: Answer | Fail) -> None:
-        self.answers.append(answer)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
     async def take(self) -> Answer | Fail:
-        while not self.answers:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        answer = self.answers.popleft()
+        answer = await self.answers.get()
         self.ended = isinstance(answer, Fail) or answer.final
         return answer

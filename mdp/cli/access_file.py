@@ -1,4 +1,4 @@
-"""Edit an access file, keeping its comments and its layout."""
+"""Edit an access file, of a broker or of a gateway, keeping its comments and its layout."""
 
 import fcntl
 import os
@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
@@ -17,6 +17,8 @@ from ..program.arguments import spelling_hint
 from ..security.access import Access, load, parse
 from ..security.certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
 from ..security.keys import create_keys
+
+T = TypeVar("T")
 
 BROKER_NAME: Final = "broker"
 """Name of the broker's own key, if it is made together with the access file."""
@@ -42,13 +44,13 @@ def allow(path: Path, role: str, keys: Sequence[str], settings: Mapping[str, Any
             else:
                 table[name] = value
 
-    with _locked(path.parent):
+    with locked(path.parent):
         if not path.exists():
             if not (path.parent / f"{BROKER_NAME}{SECRET_SUFFIX}").exists():
                 create_keys(BROKER_NAME, path.parent)
-            return _replace(path, _BEGINNING, change)
+            return replace(path, _BEGINNING, change, parse)
         load(path)
-        return _replace(path, toml.read(path), change)
+        return replace(path, toml.read(path), change, parse)
 
 
 def add_token(path: Path, role: str, digest: str) -> Access:
@@ -60,12 +62,12 @@ def add_token(path: Path, role: str, digest: str) -> Access:
     def change(content: Any) -> None:
         _extend(content["roles"][role], "tokens", [digest])
 
-    with _locked(path.parent):
+    with locked(path.parent):
         roles = load(path).roles
         if role not in roles:
             hint = spelling_hint(role, list(roles)) if roles else "it has none"
             raise SettingError(f"{path} has no role {role!r}: {hint} (mdp-keys allow adds a role)")
-        return _replace(path, toml.read(path), change)
+        return replace(path, toml.read(path), change, parse)
 
 
 def revoke(path: Path, key: str) -> list[tuple[str, str]]:
@@ -86,8 +88,8 @@ def revoke(path: Path, key: str) -> list[tuple[str, str]]:
                 listed.remove(called)
                 removed.append((name, called))
 
-    with _locked(path.parent):
-        _replace(path, toml.read(path), change)
+    with locked(path.parent):
+        replace(path, toml.read(path), change, parse)
     return removed
 
 
@@ -127,15 +129,20 @@ def _value(key: str, folder: Path) -> bytes | None:
         return None
 
 
-def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
-    """Replace the file, atomically, by `text` after `change`, if that is valid."""
+def replace(
+    path: Path, text: str, change: Callable[[Any], None], parse: Callable[[str, Path], T], *, mode: int = 0o644
+) -> T:
+    """Replace the file, atomically, by `text` after `change`, if `parse` finds that valid; return what it returns.
+
+    A new file gets the permissions `mode`.  Raises `SettingError`.
+    """
     try:
         content = tomlkit.parse(text)
         change(content)
         changed = content.as_string()
     except TOMLKitError as error:
         raise SettingError(f"{path} is not valid TOML: {error}") from None
-    access = parse(changed, path)
+    parsed = parse(changed, path)
     target = path.resolve()
     try:
         before = target.stat() if target.exists() else None
@@ -148,7 +155,7 @@ def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
                 for owner, group in () if before is None else ((-1, before.st_gid), (before.st_uid, -1)):
                     with suppress(PermissionError):  # where it is allowed, so that the broker may still read it
                         os.fchown(file.fileno(), owner, group)
-                os.fchmod(file.fileno(), 0o644 if before is None else before.st_mode & 0o777)
+                os.fchmod(file.fileno(), mode if before is None else before.st_mode & 0o777)
                 os.fsync(file.fileno())
                 os.replace(file.name, target)
             except BaseException:
@@ -157,7 +164,7 @@ def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
         _sync_folder(target.parent)
     except OSError as error:
         raise SettingError(f"cannot write {path}: {error.strerror}") from None
-    return access
+    return parsed
 
 
 def _sync_folder(folder: Path) -> None:
@@ -169,7 +176,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Generator[None]:
+def locked(folder: Path) -> Generator[None]:
     """Wait until no other command edits a file in `folder`."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)

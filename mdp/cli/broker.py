@@ -6,7 +6,7 @@ import re
 import resource
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import Field, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -30,12 +30,12 @@ from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
     Address,
-    Decorator,
     Endpoint,
     EndpointList,
     Number,
     SectionedCommand,
     all_values,
+    limit_option,
     log_format,
     log_level_option,
     log_to_stderr,
@@ -115,18 +115,6 @@ class _Link(click.ParamType):  # type: ignore[type-arg]  # as above
             return LinkTo(self._kind, found, public_key(key.strip(), Path()) if key else None)
         except SettingError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
-
-
-def _limit_option(limit: Field[Any]) -> Decorator:
-    """Return the option for one of the broker's limits, with its default and unit."""
-    unit, text, derived = (limit.metadata[key] for key in ("unit", "help", "derived"))
-    return click.option(
-        f"--{limit.name.replace('_', '-')}",
-        type=Number(unit, whole=limit.type is not float),
-        default=limit.default,
-        show_default=derived or True,
-        help=text,
-    )
 
 
 def _load_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
@@ -238,7 +226,7 @@ def _kind(option: click.Parameter) -> Any:
     default=f"{DEFAULT_IPC_MODE:04o}",
     help="Permissions of the files of ipc:// endpoints, in octal.",
 )
-@options(*map(_limit_option, fields(Limits)))
+@options(*map(limit_option, fields(Limits)))
 @drain_timeout_option(DEFAULT_DRAIN, "How long running requests may take to finish after SIGTERM or Ctrl-C.")
 @click.option(
     "--slow",

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field
 from functools import reduce, wraps
 from itertools import islice
 from pkgutil import resolve_name
@@ -350,6 +351,17 @@ class EndpointList(click.ParamType):  # type: ignore[type-arg]  # not generic in
         """Return the list of endpoints in `value`."""
         endpoints = [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else []
         return [self._kind.convert(each, param, ctx) for each in endpoints or [value]]
+
+
+def limit_option(limit: Field[Any], **changed: Any) -> Decorator:
+    """Return the option for a field of limits (`limit` in `mdp/limits.py`), with its default, unit and help."""
+    settings = {"default": limit.default, "show_default": limit.metadata.get("derived") or True, **changed}
+    return click.option(
+        f"--{limit.name.replace('_', '-')}",
+        type=Number(limit.metadata["unit"], whole=limit.type is not float),
+        help=limit.metadata["help"],
+        **settings,
+    )
 
 
 def options(*decorators: Decorator) -> Decorator:

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import Field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -16,7 +15,7 @@ from ..security.certificates import PUBLIC_SUFFIX, read_certificate
 from ..security.keys import create_keys
 from . import access_file
 from .access_report import key_rows
-from .console import CONTEXT_SETTINGS, Decorator, Group, Number, options, printable, run, version_option
+from .console import CONTEXT_SETTINGS, Group, limit_option, options, printable, run, version_option
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -84,11 +83,6 @@ def show(file: Path) -> None:
         _explain(f"{file} contains the secret key as well, which is not shown")
 
 
-def _limit_option(limit: Field[Any]) -> Decorator:
-    kind = Number(limit.metadata["unit"], whole=True)
-    return click.option(f"--{limit.name.replace('_', '-')}", type=kind, help=limit.metadata["help"])
-
-
 @cli.command()
 @click.argument("role")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
@@ -103,7 +97,7 @@ def _limit_option(limit: Field[Any]) -> Decorator:
 @click.option("--admin/--no-admin", default=None, help="It may fetch, close and cancel what belongs to others.")
 @click.option("--on-behalf/--no-on-behalf", default=None, help="It may ask on behalf of other roles.")
 @click.option("--link/--no-link", default=None, help="It is for other brokers, which may be linked to this one.")
-@options(*map(_limit_option, LIMITS))
+@options(*map(limit_option, LIMITS))
 def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> None:
     """Give ROLE to each KEY, and permissions to ROLE.
 

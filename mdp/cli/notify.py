@@ -26,7 +26,7 @@ def notify(state: str, address: str | None = None) -> None:
         return
     if path.startswith("@"):  # an abstract socket
         path = f"\0{path[1:]}"
-    # Whoever does not listen, or too slowly, must not stop a command that works.
+    # A service manager that does not listen, or is slow, must not stop a command that works.
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         sender.sendto(state.encode(), path)

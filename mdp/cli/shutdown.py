@@ -27,7 +27,7 @@ GRACE_SECONDS: Final = 1.0
 LAST_RESORT_SECONDS: Final = 1.9
 """When, after the limit, the process ends even if no Python code can run."""
 REPORT_SECONDS: Final = 0.5
-"""How long it may take to log what was given up: whoever reads the log may have stopped."""
+"""How long it may take to log what was given up: the reader of the log may have stopped."""
 LONGEST_WAIT_SECONDS: Final = 3600.0
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -2,8 +2,8 @@
 
 HTTP has a process of its own, which shares nothing with the broker but messages.  In a thread of the broker, each page
 and each scrape would take the interpreter from the broker's loop, for milliseconds at a time; the loop runs without a
-garbage collector, which HTTP needs; and whoever exhausts or crashes the web server would take the broker along.  Here
-the web server is restarted, and the broker goes on.
+garbage collector, which HTTP needs; and a web server that runs out of memory or crashes would take the broker along.
+As it is, the web server is restarted, and the broker goes on.
 
 The process gets the listening socket, and a JSON object per line on stdin: where the broker is, with which key, and who
 may look and act; a new one after each reload.  It ends with its stdin, and so with the broker.

@@ -7,31 +7,30 @@ from typing import Any, Final, Protocol
 
 from starlette.requests import ClientDisconnect
 
-from .checks import check_request, length_of
-from .limits import ServerLimits
+from .limits import ServerLimits, check_request, length_of
 from .problems import Problem
 
 MAX_IGNORED: Final = 32 << 20
-"""Bytes of a body that are read and ignored because the request has been answered already: more than a proxy in front
-has under way when it stops at the default of `max_body`."""
+"""Maximum number of bytes of a body that are ignored after the answer: more than a proxy in front has under way when it
+stops at the default of `max_body`."""
 LINGER_SECONDS: Final = 2.0
-"""How long they are: to close a connection while the client still sends would discard the answer."""
+"""How long the rest of a body is ignored: closing a connection while the client sends would discard the answer."""
 WRITE_BYTES: Final = 1 << 16
-"""How much of a response is written at once: the client must read that within `body_timeout`."""
+"""Size of the pieces of a response, each of which the client must read within `body_timeout`."""
 UNAUTHORIZED_SECONDS: Final = 0.25
-"""How long an answer with status 401 takes."""
+"""Delay of an answer with status 401."""
 UNAUTHORIZED_LOG_SECONDS: Final = 10.0
-"""Answers with status 401 are logged once in so many seconds."""
+"""Interval at which answers with status 401 are logged."""
 _CLOSE: Final = (b"connection", b"close")
 
 log = logging.getLogger("zmdp.http")
 
 
 class Owner(Protocol):
-    """What a server belongs to, such as a gateway."""
+    """The owner of a server, such as a gateway."""
 
     memory: int
-    """Bytes of bodies that have not arrived completely, and what else the owner counts."""
+    """Bytes of incomplete bodies, and of everything else that the owner counts."""
 
 
 class Alone:
@@ -48,13 +47,13 @@ class Guard:
         self.outstanding = 0
         """Requests that have not been answered."""
         self.cut_off = 0
-        """Requests that were cancelled before they were answered."""
+        """Number of requests that were cancelled before they were answered."""
         self._application = application
         self._owner = owner
         self._unfinished = 0
-        """Bytes of all bodies that have not arrived completely."""
+        """Bytes of all incomplete bodies."""
         self._uploads: dict[_Exchange, int] = {}
-        """How much has arrived of each."""
+        """The bytes that have arrived of each incomplete body."""
         self._unauthorized = 0
         """Answers with status 401 that were not logged."""
         self._logged_at = -UNAUTHORIZED_LOG_SECONDS
@@ -76,7 +75,7 @@ class Guard:
             self.hold(exchange, 0)
 
     def hold(self, exchange: "_Exchange", size: int) -> None:
-        """Take in how much of an unfinished body has arrived.  If all take too much, the largest is refused."""
+        """Take in how much of an incomplete body has arrived.  If all together exceed the limit, refuse the largest."""
         change = size - self._uploads.pop(exchange, 0)
         if size:
             self._uploads[exchange] = size
@@ -88,7 +87,7 @@ class Guard:
             largest.refuse(Problem("overloaded", f"{text}, which is half of --max-memory"))
 
     async def hold_up(self, client: Any) -> None:
-        """Log that a client has no valid token, and let it wait."""
+        """Log that a client has no valid token, and delay the answer."""
         now = asyncio.get_running_loop().time()
         self._unauthorized += 1
         if now - self._logged_at >= UNAUTHORIZED_LOG_SECONDS:
@@ -113,7 +112,7 @@ class _Exchange:
         self._arriving = self._length != 0
         """More of the body will arrive."""
         self._size = 0
-        """How much of the body has arrived."""
+        """Bytes of the body that have arrived."""
         self._started = False
         """The response has begun."""
         self._gone = False
@@ -136,14 +135,14 @@ class _Exchange:
             except Exception as error:
                 if not (self._gone or isinstance(error, ClientDisconnect)):
                     raise
-        # Not before the application has ended, which kept what had arrived: the answer may take long.
+        # Only now that the application has ended, and its memory is free: the answer may take long.
         if self._refusal is not None and not self._started:
             await self._answer(self._refusal)
 
     # ── the request ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def receive(self) -> Any:
-        """Return what has arrived.  If it is refused, the application is told that the client has disconnected."""
+        """Return what has arrived; if the request is refused, tell the application that the client has disconnected."""
         if not self._arriving:
             return await self._receive()
         message = None
@@ -224,7 +223,7 @@ class _Exchange:
         await self._write(message)
 
     async def _write(self, message: Any) -> None:
-        """Send a message, if the client reads: else end the request, and so the connection."""
+        """Send a message; if the client does not read it in time, end the request, and so the connection."""
         try:
             async with asyncio.timeout(self._limits.body_timeout):
                 await self._send(message)

@@ -1,12 +1,15 @@
-"""What a client may do to a server."""
+"""The limits of an HTTP server, and the checks of each request's headers."""
 
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
 
+from ..limits import limit
+from ..transport.listening import is_loopback
+from .problems import Problem, RawHeaders
 
-def limit(default: Any, unit: str, text: str) -> Any:
-    """Return a field with what a command line needs for an option."""
-    return field(default=default, metadata={"unit": unit, "help": text})
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +38,43 @@ class ServerLimits:
     def max_unfinished(self) -> int:
         """Maximum number of bytes of all bodies that have not arrived completely."""
         return self.max_memory // 2
+
+
+def host_of(value: bytes | str) -> str:
+    """Return the name or address in a header Host, without the port, in lower case; empty if the header is invalid."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    match = _HOST.fullmatch(text.lower())
+    return match[1] if match else ""
+
+
+def check_request(scope: Any, allowed: Collection[str] | None) -> None:
+    """Raise `Problem` if a request is ambiguous, or addressed to another name.
+
+    `allowed` are the names of the server besides those of this machine; None allows all.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
+        # A proxy in front may have used the other one (request smuggling).
+        raise Problem("invalid", "a request with Transfer-Encoding has no Content-Length, and is not of HTTP/1.0")
+    if allowed is None:
+        return
+    for host in (value for name, value in scope["headers"] if name == b"host"):
+        if not _is_known(host_of(host), allowed):
+            # Otherwise a website could read this server by having its own name resolve to 127.0.0.1 (DNS rebinding).
+            shown = host.decode("latin-1")
+            text = f"{shown!r} is not a name of this server: use the address that it printed, or --allow-host"
+            raise Problem("unknown-host", text)
+
+
+def _is_known(name: str, names: Collection[str]) -> bool:
+    return name in names or name.endswith(".localhost") or is_loopback(name)
+
+
+def length_of(headers: RawHeaders) -> int | None:
+    """Return the length of the body of a request with these headers; None if unknown."""
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            return int(value)
+    return 0

@@ -2,8 +2,12 @@
 
 import json
 import shlex
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from ..errors import SettingError
 
 PACKAGE: Final = "zmdp"
 WEB_PACKAGES: Final = ("jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -41,6 +45,18 @@ def install_command(*extras: str) -> str:
     if vcs := record.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     return _command(tool, f"{PACKAGE}[{names}] @ {url}")
+
+
+@contextmanager
+def needs_extra(extra: str) -> Generator[None]:
+    """Within this context, raise `SettingError` if an import fails because a package of the extra is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(PACKAGE):
+            raise
+        text = f"this needs further packages ({error.name} is missing): {install_command(extra)}"
+        raise SettingError(text) from None
 
 
 def _command(tool: str, requirement: str, *, editable: bool = False) -> str:

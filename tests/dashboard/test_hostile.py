@@ -9,8 +9,8 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client
-from zmdp.dashboard.observer import MAX_QUESTIONS, Observer, Unavailable
-from zmdp.gateways.descriptors import raise_descriptor_limit
+from zmdp.dashboard.broker.observer import MAX_QUESTIONS, Observer, Unavailable
+from zmdp.gateways.upstream import raise_descriptor_limit
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_visitors_cause_few_questions_to_the_broker(broker, client):
 
 def test_questions_about_single_services_are_limited(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("zmdp.dashboard.observer.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("zmdp.dashboard.broker.observer.time", SimpleNamespace(monotonic=lambda: now))
     observer = Observer(None)
     for _ in range(MAX_QUESTIONS):
         observer.count_question()

@@ -10,7 +10,7 @@ import pytest
 from support.gateways import running_gateway, running_services
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
-from zmdp.gateways.http import access
+from zmdp.gateways import access
 from zmdp.mdp.security.access import new_token
 from zmdp.testing import running_broker
 

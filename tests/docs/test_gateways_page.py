@@ -20,9 +20,9 @@ from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp import Services
-from zmdp.gateways.http import access, cli
-from zmdp.gateways.http.problems import SERVICE_ERROR
-from zmdp.mdp.http.problems import KINDS, TYPE_BASE
+from zmdp.gateways import access
+from zmdp.gateways.http import cli
+from zmdp.mdp.http.problems import KINDS, SERVICE_ERROR, TYPE_BASE
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from support.web import web_broker
 
-from zmdp.dashboard.exposition import exposition
+from zmdp.dashboard.shell.shell import exposition
 from zmdp.titanic.db.metrics import Metrics
 from zmdp.titanic.db.store.models import STATES
 from zmdp.titanic.operator.pages.collector import TitanicCollector

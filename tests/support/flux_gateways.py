@@ -10,7 +10,7 @@ from support.http_gateways import await_services
 from support.loops import serving
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.interop.flux.server import FluxGateway, FluxSettings
+from zmdp.interop.flux.gateway import FluxGateway, FluxSettings
 from zmdp.mdp.errors import ZmdpError
 from zmdp.workers import AsyncWorker
 

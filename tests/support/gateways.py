@@ -12,10 +12,9 @@ import uvloop
 from support.loops import serving
 from support.processes import TIMEOUT_SECONDS
 
-from zmdp.gateways.http.access import Access
-from zmdp.gateways.http.gateway import Gateway
-from zmdp.gateways.http.server import gateway_server
-from zmdp.gateways.http.settings import Settings
+from zmdp.gateways.access import Access
+from zmdp.gateways.gateway import Gateway, Settings
+from zmdp.gateways.http.app import gateway_server
 from zmdp.gateways.upstream import Upstream
 from zmdp.mdp.http.server import Server
 from zmdp.mdp.transport.listening import listen

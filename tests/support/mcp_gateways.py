@@ -9,10 +9,9 @@ from typing import Any
 from mcp import Client
 
 from zmdp import ServiceError, Services, Tool
-from zmdp.gateways.http.gateway import Gateway
-from zmdp.gateways.http.settings import Settings
+from zmdp.gateways.gateway import Gateway, Settings
 from zmdp.gateways.mcp.catalogue import Catalogue
-from zmdp.gateways.mcp.server import McpServer
+from zmdp.gateways.mcp.protocol import McpServer
 from zmdp.gateways.upstream import Upstream
 
 

@@ -1,4 +1,4 @@
-"""How Flux messages follow each other on a UNIX socket (RFC 3, "Message Framing and Security").
+"""The framing of Flux messages on a UNIX socket (RFC 3, "Message Framing and Security").
 
     message := magic length part…            length: u32 big-endian, of the parts with their sizes
     part    := u8 size, bytes                of up to 254 bytes
@@ -51,8 +51,8 @@ def encode(parts: Iterable[bytes], order: ByteOrder = HOST_ORDER) -> bytes:
 class Decoder:
     """Divide the bytes that a peer sends into messages.
 
-    Feed it what arrives, then call `next` until it returns None.  What is buffered is what has arrived and was not
-    returned yet, whatever lengths the peer announces.
+    Call `feed` with the bytes that arrive, then `next` until it returns None.  Only bytes that have arrived are
+    buffered, whatever lengths the peer announces.
     """
 
     def __init__(self, max_message: int = MAX_MESSAGE, max_parts: int = MAX_PARTS) -> None:
@@ -60,11 +60,11 @@ class Decoder:
         """The byte order of the peer's latest magic."""
         self._max_message = max_message
         self._max_parts = max_parts
-        self._buffer: bytes | bytearray = b""  # as it was fed if it arrived while nothing was buffered, to save a copy
+        self._buffer: bytes | bytearray = b""  # the fed bytes themselves if nothing was buffered
         self._at = 0
         """Where the next message begins in the buffer."""
         self._needed = PREFIX_SIZE
-        """How many bytes the next message has, or its prefix as long as that is unknown."""
+        """Size of the next message, or of its prefix while the size is unknown."""
         self._invalid: Invalid | None = None
 
     @property
@@ -86,14 +86,14 @@ class Decoder:
         self._buffer += data
 
     def discard(self) -> None:
-        """Free what is buffered.  The stream has ended."""
+        """Free the buffer.  The stream has ended."""
         self._end("the stream has ended")
 
     def next(self) -> Parts | Invalid | None:
         """Return the parts of the next message, or None if it has not arrived completely.
 
-        Return `Invalid` if the bytes are not a message.  Where the next one would begin is then unknown, so this is the
-        end: whatever follows is ignored, and further calls return the same.
+        Return `Invalid` if the bytes are not a message.  The start of the next one is then unknown, so everything
+        that follows is ignored, and further calls return the same.
         """
         if self._invalid is not None:
             return self._invalid
@@ -154,7 +154,7 @@ class Decoder:
         return parts
 
     def _forget_returned(self) -> None:
-        """Free what was already returned."""
+        """Free the bytes of returned messages."""
         if not self._at:
             return
         if isinstance(self._buffer, bytes):

@@ -1,17 +1,27 @@
-"""Payloads of Flux messages by convention: strings and JSON objects, each with one NUL at the end (RFC 3)."""
+"""Payloads of Flux messages by convention: strings and JSON objects, each with one NUL at the end (RFC 3).
+
+In a body of a request or reply, a JSON object has no NUL at its end.  Other payloads are passed on as they are.  No
+payload is one empty frame.
+
+So `{}` without a NUL gets one, and an empty payload becomes none, unless the options say that the payload is the body,
+as gateways do (`is_raw`).  Replies have no options.
+"""
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 MAX_DEPTH: Final = 200
 """How deeply JSON may be nested: less than Python can decode and encode, wherever it is called."""
+RAW: Final = "raw"
+"""In the options of requests: the payload is the body as it is."""
 
 
 def json_payload(value: dict[str, Any]) -> bytes:
     """Return `value` as a payload.
 
-    Raises `ValueError` or `TypeError` if JSON cannot represent it; what `parse_json` returns, it always can.
+    Raises `ValueError` or `TypeError` if JSON cannot represent it, which never happens to a result of `parse_json`.
     """
     return _encode(value).encode("ascii") + b"\0"
 
@@ -41,7 +51,7 @@ def text_in(payload: bytes | None, key: str) -> str | None:
 
 
 def string_payload(text: str) -> bytes:
-    """Return `text` as a payload; what UTF-8 cannot represent becomes question marks."""
+    """Return `text` as a payload; lone surrogates become question marks."""
     return text.encode(errors="replace") + b"\0"
 
 
@@ -53,6 +63,28 @@ def parse_string(payload: bytes | None) -> str | None:
         return payload[:-1].decode()
     except UnicodeDecodeError:
         return None
+
+
+def body_of(payload: bytes | None) -> bytes:
+    """Return the body for a payload: one frame."""
+    if payload is None:
+        return b""
+    return payload[:-1] if payload[-2:] == b"}\0" and payload[:1] == b"{" else payload
+
+
+def is_raw(payload: bytes | None) -> bool:
+    """Return whether a payload would come out of a body as another one."""
+    if not payload:
+        return payload is not None
+    return payload[-1:] == b"}" and payload[:1] == b"{"
+
+
+def payload_of(body: Sequence[bytes]) -> bytes | None:
+    """Return the payload for a body, whose frames follow each other."""
+    payload = body[0] if len(body) == 1 else b"".join(body)
+    if not payload:
+        return None
+    return payload + b"\0" if payload[-1:] == b"}" and payload[:1] == b"{" else payload
 
 
 def _depth(value: object) -> int:

@@ -38,7 +38,9 @@ def tree(stack, tmp_path):
     root = stack.enter_context(running_broker(name="root")).endpoints[0]
     above = [LinkTo("parent", root)]
     endpoints = [root, *(stack.enter_context(running_broker(name=name, links=above)).endpoints[0] for name in "ab")]
-    return [
-        stack.enter_context(running_gateway(endpoint, tmp_path / f"flux{rank}", size=3, rank=rank))
+    gateways = [
+        stack.enter_context(running_gateway(endpoint, tmp_path / f"flux{rank}", size=3))
         for rank, endpoint in enumerate(endpoints)
     ]
+    assert [each.gateway.instance.rank for each in gateways] == [0, 1, 2]
+    return gateways

@@ -10,7 +10,7 @@ from zmdp.clients import AsyncClient, ServiceError
 from zmdp.gateways import upstream
 from zmdp.gateways.upstream import Upstream
 from zmdp.interop.flux.conversation import MAX_ANSWERS, Conversation
-from zmdp.interop.flux.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
+from zmdp.interop.flux.session.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
 from zmdp.mdp.errors import SettingError
 from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker

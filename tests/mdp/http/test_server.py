@@ -8,7 +8,7 @@ import socket
 import pytest
 from support.gateways import Raw
 
-from zmdp.gateways.descriptors import raise_descriptor_limit
+from zmdp.gateways.upstream import raise_descriptor_limit
 from zmdp.mdp.http.limits import ServerLimits
 from zmdp.mdp.http.server import Server, run
 from zmdp.mdp.transport.listening import listen

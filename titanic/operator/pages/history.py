@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ....dashboard.charts import Chart, chart
-from ....dashboard.formats import number, seconds
-from ....dashboard.history import SPAN_SECONDS, STEP_SECONDS, History
+from ....dashboard.shell.charts import Chart, chart
+from ....dashboard.shell.formats import number, seconds
+from ....dashboard.shell.timeline import SPAN_SECONDS, STEP_SECONDS, Timeline
 from ....mdp.histogram import Histogram
 from ...db.metrics import OK
 
@@ -40,12 +40,12 @@ class Look:
     stats: Mapping[str, Any] | None = None
 
 
-def new_history(span: float = SPAN_SECONDS, step: float = STEP_SECONDS) -> History[Look, Point]:
+def new_history(span: float = SPAN_SECONDS, step: float = STEP_SECONDS) -> Timeline[Look, Point]:
     """Return the history of a Titanic."""
-    return History(_point, _states, span=span, step=step)
+    return Timeline(_point, _states, span=span, step=step)
 
 
-def charts(history: History[Look, Point], earlier: Look, latest: Look) -> Sequence[Chart]:
+def charts(history: Timeline[Look, Point], earlier: Look, latest: Look) -> Sequence[Chart]:
     """Return the charts, up to now: the last rates are those between the two looks that are given."""
     points, at, step = list(history.points), latest.at, history.step
     if at > earlier.at:

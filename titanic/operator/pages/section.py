@@ -12,10 +12,10 @@ from uuid import UUID
 
 from prometheus_client.registry import Collector
 
-from ....dashboard.charts import bars
-from ....dashboard.formats import link, number, seconds
-from ....dashboard.shell import Action, NotFoundError, Page, Section, View
-from ....dashboard.tables import Column, Table, table
+from ....dashboard.shell.charts import bars
+from ....dashboard.shell.formats import link, number, seconds
+from ....dashboard.shell.paging import Column, Table, table
+from ....dashboard.shell.shell import Action, NotFoundError, Page, Section, View
 from ....mdp.histogram import Histogram
 from ...api.frames import unpack
 from ...api.options import read_uuid

@@ -11,9 +11,8 @@ from typing import Any, Final, Self
 import uvloop
 from sqlalchemy.engine import URL
 
-from ....dashboard.limits import limits_for
-from ....dashboard.shell import Shell
-from ....dashboard.visitors import Visitor, Visitors
+from ....dashboard.shell.shell import Shell
+from ....dashboard.shell.visitors import Visitor, Visitors, limits_for
 from ....mdp.http.server import Server
 from ....mdp.security.access import Access
 from ....mdp.transport.listening import is_loopback, listen, shown_address

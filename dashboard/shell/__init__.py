@@ -1,0 +1,1 @@
+"""The frame of all pages: navigation, live updates, visitors, tables and charts."""

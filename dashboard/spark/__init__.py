@@ -1,0 +1,1 @@
+"""The pages of Spark's drivers, made from the answers of their control services."""

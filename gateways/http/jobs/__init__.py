@@ -1,0 +1,1 @@
+"""Jobs over HTTP: requests that Titanic stores, and whose replies it keeps."""

@@ -1,0 +1,1 @@
+"""Calls of services over HTTP: POST /services/NAME."""
