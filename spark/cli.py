@@ -7,17 +7,17 @@ import click
 from ..mdp.cli.console import LazyGroup, run, version_option
 
 COMMANDS: Final = {
-    "batch": "zmdp.spark.batch.commands:batch",
-    "fleet": "zmdp.spark.fleet.commands:fleet",
-    "submit": "zmdp.spark.batch.client_commands:submit",
-    "jobs": "zmdp.spark.batch.client_catalogue:jobs",
-    "status": "zmdp.spark.batch.client_commands:status",
-    "fetch": "zmdp.spark.batch.client_results:fetch",
-    "logs": "zmdp.spark.batch.client_results:logs",
-    "cancel": "zmdp.spark.batch.client_commands:cancel",
-    "reload": "zmdp.spark.batch.client_commands:reload_command",
-    "drain": "zmdp.spark.batch.client_commands:drain",
-    "doctor": "zmdp.spark.fleet.commands:doctor",
+    "batch": "zmdp.spark.command.batch:batch",
+    "fleet": "zmdp.spark.command.fleet:fleet",
+    "submit": "zmdp.spark.command.submit:submit",
+    "jobs": "zmdp.spark.command.status:jobs",
+    "status": "zmdp.spark.command.status:status",
+    "fetch": "zmdp.spark.command.fetch:fetch",
+    "logs": "zmdp.spark.command.fetch:logs",
+    "cancel": "zmdp.spark.command.status:cancel",
+    "reload": "zmdp.spark.command.status:reload_command",
+    "drain": "zmdp.spark.command.status:drain",
+    "doctor": "zmdp.spark.command.fleet:doctor",
 }
 
 

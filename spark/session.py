@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
 from ..mdp.program.extras import install_command
-from .errors import reason
+from .reasons import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,20 +150,18 @@ def open_session(
             session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     except Exception as error:  # raised by py4j, PySpark or the launcher
         _reset_pyspark()
-        raise SparkError(f"no Spark session on {master}: {_explain_open_failure(error)}") from error
-    if not exists:
-        _ship(session, py_files)
-    return session
-
-
-def _ship(session: "SparkSession", py_files: Sequence[str]) -> None:
+        why = reason(error)
+        if "stopped SparkContext" in why:  # says where the context was created, not why it was stopped
+            why = "the cluster does not answer or refused the application; see its log"
+        raise SparkError(f"no Spark session on {master}: {why}") from error
     # Not with spark.submit.pyFiles, which has no effect when spark-submit runs this program.
-    for each in py_files:
+    for each in () if exists else py_files:
         try:
             session.sparkContext.addPyFile(each)
         except Exception as error:
             stop_quietly(session)
             raise SparkError(f"Spark cannot fetch {each}: {reason(error)}") from error
+    return session
 
 
 def check_file(path: str) -> None:
@@ -270,13 +268,6 @@ def _check_listening(what: str, places: Sequence[str], port: int) -> None:
         else:
             return
     raise SparkError(f"no {what} answers at {', '.join(reasons)}")
-
-
-def _explain_open_failure(error: Exception) -> str:
-    text = reason(error)
-    if "stopped SparkContext" in text:  # says where the context was created, not why it was stopped
-        return "the cluster does not answer or refused the application; see its log"
-    return text
 
 
 def _reset_pyspark() -> None:

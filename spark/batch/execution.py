@@ -1,23 +1,22 @@
-"""What runs in a job's thread: a query, or the function of a named job, with the catalogue's tables."""
+"""Run a query, or the function of a named job, with the catalogue's tables: the work of a job's thread."""
 
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import ServiceError, ZmdpError
-from ..errors import reason
-from .failures import detail, withheld
-from .jobs import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, not_in_queries, unsafe_word
-from .offer import Offer
-from .parameters import bound
-from .results import Results, as_dataframe
-from .roles import EVERYTHING, Role
-from .running import Job
-from .tables import RequestTables, register_when_named, request_tables
+from ..reasons import reason
+from .catalogue.offer import Offer
+from .catalogue.request_tables import RequestTables, register_when_named, request_tables
+from .catalogue.roles import EVERYTHING, Role
+from .failures import UNPROCESSABLE, detail, unprocessable, withheld
+from .parsing import ONLY_QUERIES, SHOW_TABLES, JobCall, Query, not_in_queries, unsafe_word
+from .results.sending import Results, as_dataframe
+from .running_jobs import Job
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _LINE: Final = re.compile(r"\bline (\d+)")
 
@@ -25,7 +24,7 @@ _LINE: Final = re.compile(r"\bline (\d+)")
 def execute(offer: Offer, results: Results, role: Role, job: Job) -> list[bytes]:
     """Run a job for a caller of `role`, and return the frames of the FINAL.
 
-    A query may read what its role may read, and a job everything: its code was chosen by whoever runs the batch.
+    A query may read the tables of its role.  A job may read everything: the operator of the batch chose its code.
     """
     spec = job.spec
     reads = role if isinstance(spec, Query) else EVERYTHING
@@ -42,7 +41,7 @@ def execute(offer: Offer, results: Results, role: Role, job: Job) -> list[bytes]
 
 
 def _query(spec: Query, args: Any, job: Job, tables: RequestTables) -> "DataFrame":
-    """Return a query as a DataFrame, for which Spark has run nothing yet; or what another statement tells about it."""
+    """Return the DataFrame of a query, before Spark runs it, or of a statement about the query."""
     statement, query = spec.parts
     session = job.session
     if statement == SHOW_TABLES:
@@ -64,7 +63,7 @@ def _query(spec: Query, args: Any, job: Job, tables: RequestTables) -> "DataFram
         cause = tables.explain(error)
         if cause is not error:
             raise cause from None
-        # Errors tell columns of whatever the query names, and paths or addresses.
+        # Spark's errors can name columns, paths and addresses of every table in the query.
         named = session.tables_in_failure(error)
         if named is None:
             raise withheld(error, tables.role.name) from None
@@ -97,7 +96,7 @@ def _check_syntax(query: str, args: Any, job: Job, role: Role) -> None:
 
 
 def _call(spec: JobCall, job: Job, tables: RequestTables, results: Results) -> object:
-    """Call the function of a named job; return what it returns, at the end of what it yields."""
+    """Call the function of a named job; send the values that it yields, and return its result."""
     spark = job.session.spark
     register_when_named(spark, tables)
     result: object = spec.function(spark, **spec.arguments)
@@ -109,3 +108,37 @@ def _call(spec: JobCall, job: Job, tables: RequestTables, results: Results) -> o
         else:
             job.send(*results.yielded(value, spec.format))
     return as_dataframe(spark, result)
+
+
+# ── the parameters of a query ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def bound(session: "SparkSession", spec: Query, job: str) -> Generator[Any]:
+    """Yield `args` for `session.sql` while the block runs the query.  Raises `ServiceError` 422 for a value's misfit.
+
+    Spark takes literals only, of which it has none for the types of NULLs, or for lists whose items differ in digits.
+    So values with a type are session variables, which it makes of JSON itself.
+    """
+    from pyspark.sql import functions  # noqa: PLC0415
+
+    args: Any = spec.args.copy() if spec.args else spec.args
+    variables = []
+    try:
+        for number, (place, (kind, text)) in enumerate(spec.typed.items()):
+            variable = f"zmdp_{job}_{number}"  # which no other caller knows
+            variables.append(variable)
+            values = f"decode(X'{f'[{text}]'.encode().hex()}', 'UTF-8')"
+            value = f"element_at(from_json({values}, 'array<{kind}>', map('mode', 'FAILFAST')), 1)"
+            try:
+                session.sql(f"DECLARE OR REPLACE VARIABLE {variable} DEFAULT {value}")
+            except Exception as error:  # noqa: BLE001 - also errors of Java's, which PySpark leaves as they are
+                name = place + 1 if isinstance(place, int) else place
+                problem = f"parameter {name} is {text:.100}, which is not of type {kind:.100}: {reason(error)}"
+                raise unprocessable(problem) from None
+            args[place] = functions.expr(variable)
+        yield args
+    finally:
+        for variable in variables:
+            with suppress(Exception):  # Spark is lost, and the variable with it
+                session.sql(f"DROP TEMPORARY VARIABLE IF EXISTS {variable}")

@@ -1,4 +1,4 @@
-"""What the caller, the log and the history get when a job fails."""
+"""The errors of failed jobs, as the caller, the log and the history get them."""
 
 import json
 import re
@@ -8,14 +8,28 @@ from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, ZmdpError
-from ..errors import reason
-from .jobs import UNPROCESSABLE
+from ...workers import Request
+from ..reasons import reason
 
+UNPROCESSABLE: Final = 422
+"""Error code for an invalid request, which retrying does not help."""
 _CONDITION: Final = re.compile(r"(?:^|: )\[([A-Z][A-Z0-9_.]+)\] ", re.MULTILINE)
 _SQLSTATE: Final = re.compile(r"\bSQLSTATE: (\w{5})\b")
 _SHUT_DOWN: Final = "SparkContext was shut down"
-"""What Spark says of all jobs when its driver ends."""
+"""Spark's message for every running job when its driver ends."""
 _PYTHON_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*\S.*")
+
+
+def unprocessable(text: str) -> ServiceError:
+    """Return the error for an invalid request."""
+    return ServiceError(UNPROCESSABLE, text[:1000])
+
+
+def check_owner(caller: Request, job: str, owner: str, action: str) -> None:
+    """Raise `ServiceError` 403 if the caller may not do `action` with a job: it is not its owner, nor an admin."""
+    if not caller.may_manage(owner):
+        text = f"job {job} belongs to {owner}; only {owner} or an admin can {action}"
+        raise ServiceError(Code.NOT_ALLOWED, text)
 
 
 def failure(error: BaseException) -> ServiceError:

@@ -1,4 +1,4 @@
-"""The service `spark.fetch.NAME` of a batch, which sends large results to those who own them.
+"""The service `spark.fetch.NAME` of a batch, which sends large results to their owners.
 
     job [{"format": "arrow" | "json" | "csv", "position": …}]
 
@@ -20,11 +20,12 @@ import msgspec
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ...workers import Request
-from ..errors import reason
-from .history import History
-from .jobs import check_owner, parsed, unprocessable
-from .media import csv_rows
-from .results import json_text
+from ..reasons import reason
+from .failures import check_owner, unprocessable
+from .job_history import History
+from .parsing import parsed
+from .results.media import csv_rows
+from .results.sending import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +35,7 @@ MESSAGE_BYTES: Final = 4 << 20
 """Maximum size of a PARTIAL's rows in Arrow, except for a single row."""
 BATCH_ROWS: Final = 8192
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""What ends an Arrow IPC stream."""
+"""The end of an Arrow IPC stream."""
 _POSITION: Final = re.compile(r"(\d{1,15}):(\d{1,15})", re.ASCII)
 """FILE:ROW, a file of the result and a row in it; of a value, 0:BYTE."""
 

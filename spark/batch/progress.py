@@ -66,7 +66,7 @@ class ClassicProgress:
 
 
 class ConnectProgress:
-    """Collects what a Connect server reports about the operations of one session; it does not report rows."""
+    """Collects the reports of a Connect server about one session's operations; they do not count rows."""
 
     def __init__(self) -> None:
         self._operations: dict[str, Progress] = {}

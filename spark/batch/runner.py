@@ -7,8 +7,8 @@ The PARTIALs of a request report events, each as one frame of JSON:
     {"event": "progress", "job": id, "seconds": s, "stages": n, "stages_done": n, "tasks": n, …}
     {"event": "yielded", "job": id, "value": …}              from a job that is a generator
 
-Its FINAL is the result (`results.py`), in the type that the caller accepts (`media.py`).  When a request is cancelled,
-by its caller, by its deadline or because the caller disconnects, its Spark jobs are cancelled too.
+Its FINAL is the result (`results/sending.py`), in the type that the caller accepts (`results/media.py`).  When a
+request is cancelled, by its caller, by its deadline or because the caller disconnects, its Spark jobs are cancelled.
 """
 
 import json
@@ -25,15 +25,15 @@ from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError, ZmdpError
 from ...mdp.tracing import REQUEST_ID
 from ...workers import Request
+from .catalogue.offer import Offer
 from .execution import execute
-from .failures import failure, gave_up, lost_error, python_traceback
-from .history import History
-from .jobs import UNPROCESSABLE, JobCall, Query
-from .media import MEDIA_TYPES, media_type_of, rendered
-from .offer import Offer
+from .failures import UNPROCESSABLE, failure, gave_up, lost_error, python_traceback
+from .job_history import History
+from .parsing import JobCall, Query
 from .progress import Progress, spark_ui
-from .results import Results
-from .running import POLL_SECONDS, Job, RunningJobs
+from .results.media import MEDIA_TYPES, media_type_of, rendered
+from .results.sending import Results
+from .running_jobs import POLL_SECONDS, Job, RunningJobs
 from .sessions import JobSession, SessionPool
 
 PROGRESS_INTERVALS: Final = ((10.0, 0.25), (600.0, 1.0), (float("inf"), 5.0))

@@ -1,7 +1,6 @@
 """A pool of Spark sessions, one for each running request, reopened when Spark is lost."""
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ..session import is_alive, is_connect, stop_quietly
-from .jobs import not_in_queries, unsafe_word
+from .catalogue.roles import ROLES_NEED_PLAN, Role
+from .parsing import not_in_queries, unsafe_word
 from .progress import ClassicProgress, ConnectProgress, Progress
-from .roles import ROLES_NEED_PLAN, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,16 +22,15 @@ NUMBERS_PER_SESSION: Final = 8
 _POOL_PROPERTY: Final = "spark.scheduler.pool"
 _CALL_JAVA: Final = ("reflect", "java_method", "try_reflect")
 """Functions that queries do not have."""
-_NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 _FOR_QUERIES: Final = {
     "spark.sql.runSQLOnFiles": "false",  # csv.`/etc/passwd`
     "spark.sql.variable.substitute": "false",  # ${env:PASSWORD}, and a text other than the one that was checked
 }
-"""Spark's settings for what callers' queries may not do."""
+"""Spark's settings that forbid features to callers' queries."""
 
 
-class ClassicSession:
-    """A session for one request at a time, on the driver's own SparkContext, in a FAIR scheduler pool."""
+class _Session:
+    """Base of the sessions of Classic and of Connect; each is for one request at a time."""
 
     number = 0
     """The session's number while it is acquired: no two that are have the same, and later ones have lower ones."""
@@ -41,6 +39,19 @@ class ClassicSession:
         self.spark = session
         self.settings = settings
         """Spark's settings with which the pool has made it; Spark keeps catalogs once they are used."""
+
+    def restrict(self) -> None:
+        """Remove the functions that call Java, as far as they are not the server's: the session is for queries."""
+
+    def retire(self) -> None:
+        """Release the session's own resources: none, if all sessions share the driver's context."""
+
+
+class ClassicSession(_Session):
+    """A session on the driver's own SparkContext, in a FAIR scheduler pool."""
+
+    def __init__(self, session: "SparkSession", settings: Mapping[str, str]) -> None:
+        super().__init__(session, settings)
         self._context = session.sparkContext
         self._scala: Any = session._jvm.scala  # type: ignore[union-attr]  # None only after Spark has been stopped
         self._progress: ClassicProgress | None = None
@@ -65,7 +76,7 @@ class ClassicSession:
         self._progress = ClassicProgress(self._context, job)
 
     def cancel(self, job: str) -> None:
-        """Cancel what Spark runs for `job`.  Safe from any thread, any number of times."""
+        """Cancel the Spark jobs of `job`.  Safe from any thread, any number of times."""
         # By the context: `SparkSession.interruptTag` has no effect from another thread.
         self._context.cancelJobsWithTag(job)
 
@@ -108,7 +119,7 @@ class ClassicSession:
                 kind = node.nodeName()
                 if kind == "ScriptTransformation":
                     raise not_in_queries("TRANSFORM … USING")
-                if kind == "SubqueryAlias":  # what comes from a catalog has its full name; callers write short ones
+                if kind == "SubqueryAlias":  # has the full name of a catalog's table; callers write short ones
                     alias = node.identifier()
                     tables.add((*self._list(alias.qualifier()), alias.name()))
         return {name for name in tables if len(name) > 1}
@@ -120,18 +131,12 @@ class ClassicSession:
         """Whether the session can still run jobs."""
         return is_alive(self.spark)
 
-    def retire(self) -> None:
-        """Release what the session alone uses: here nothing, for all sessions share the driver's context."""
 
-
-class ConnectSession:
-    """A session for one request at a time, on a Spark Connect server; its methods do what `ClassicSession`'s do."""
-
-    number = 0
+class ConnectSession(_Session):
+    """A session on a Spark Connect server; its methods do what `ClassicSession`'s do."""
 
     def __init__(self, session: "SparkSession", settings: Mapping[str, str]) -> None:
-        self.spark = session
-        self.settings = settings
+        super().__init__(session, settings)
         self._reported = ConnectProgress()
         session.registerProgressHandler(self._reported)  # type: ignore[arg-type]  # only needs to be callable
 
@@ -146,11 +151,8 @@ class ConnectSession:
         self.spark.interruptTag(job)
 
     def progress(self) -> Progress:
-        """Return what the server has reported."""
+        """Return the progress that the server has reported."""
         return self._reported.now()
-
-    def restrict(self) -> None:
-        """Do nothing: the functions are the server's."""
 
     def parse(self, sql: str, args: Any, role: Role) -> None:
         """Refuse a query by its text or its role; let the server parse, and analyze, others."""
@@ -180,11 +182,6 @@ class ConnectSession:
 
 
 JobSession: TypeAlias = ClassicSession | ConnectSession
-
-
-def name_parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a name as Spark writes it, for example lake.shop.`a.b`, without quotes."""
-    return tuple(quoted.replace("``", "`") or plain for quoted, plain in _NAME_PART.findall(name))
 
 
 class SessionPool:

@@ -1,6 +1,6 @@
 """Airflow: an operator that runs a query or job of a batch through Titanic; see docs/spark/airflow.md.
 
-It is imported by Airflow's workers, its triggerer, and whatever reads the DAGs; nothing else here needs Airflow.
+Airflow's workers, its triggerer and its DAG processor import it; nothing else in this package needs Airflow.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from ...clients import AsyncClient, Client, Reply
 from ...mdp.errors import ServiceError, SettingError, UnknownTicket
 from ...titanic import AsyncTicket, AsyncTitanic, Ticket, Titanic
-from .errors import JobFailed
-from .events import Lines, event_of
-from .requests import difference, job_frames, parse_result, sql_frames
+from .frames import difference, job_frames, parse_result, sql_frames
+from .job_failed import JobFailed
+from .partials import Lines, event_of
 
 KEEP_SECONDS: Final = 30 * 86400.0
 """How long Titanic keeps the request of a task that does not come back for it, and remembers its key."""
@@ -61,19 +61,10 @@ class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types a
     template_fields_renderers: Final = {"sql": "sql", "arguments": "json"}
 
     def __init__(
-        self,
-        *,
-        sql: str | None = None,
-        job: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        prefix: str = "spark",
-        namespace: str = "airflow",
-        broker: str | None = None,
-        key: str | None = None,
-        broker_key: str | None = None,
-        deferrable: bool = DEFERRABLE,
-        **settings: Any,
-    ) -> None:
+        self, *, sql: str | None = None, job: str | None = None, arguments: Mapping[str, Any] | None = None,
+        prefix: str = "spark", namespace: str = "airflow", broker: str | None = None, key: str | None = None,
+        broker_key: str | None = None, deferrable: bool = DEFERRABLE, **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**settings)
         if (sql is None) == (job is None):
             raise SettingError("SparkJobOperator takes either sql, or job")
@@ -92,14 +83,12 @@ class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types a
                 connection = {name: getattr(self, name) for name in CONNECTION}
                 trigger = SparkJobTrigger(uuid=ticket.uuid, **connection)
                 self.defer(trigger=trigger, method_name="resume", timeout=self.execution_timeout)
-            lines, job = Lines(), ""
+            lines = Lines()
             with suppress(ServiceError, UnknownTicket):  # `_result` raises them, too
                 for part in ticket.partials():
-                    event = event_of(part)
-                    job = event.get("job", job)
-                    for line, _ in lines.of(event):
+                    for line, _ in lines.of(event_of(part)):
                         self.log.info("%s", line)
-            return self._result(ticket, job)
+            return self._result(ticket, lines.job)
 
     def resume(self, context: Mapping[str, Any], event: Mapping[str, str]) -> dict[str, Any]:
         """Return the result once the triggerer has seen the request end."""
@@ -135,8 +124,8 @@ class SparkJobOperator(BaseOperator):  # type: ignore[misc]  # Airflow's types a
     def _submit(self, titanic: Titanic, instance: Any) -> Ticket[Reply, Reply]:
         """Return the request of this task instance that has not been closed: its task has not been told its end.
 
-        What fails, succeeds or is killed is closed.  So whatever starts the task afterwards, a retry or somebody who
-        clears it, finds no such request and submits the next one; and there are never two at a time.
+        A request that fails, succeeds or is killed is closed.  So a retry, or a cleared task, finds no open request and
+        submits the next one; and there are never two at a time.
         """
         names = (instance.dag_id, instance.run_id, instance.task_id, instance.map_index)
         digest = hashlib.sha256("\0".join(map(str, names)).encode()).hexdigest()  # names may be longer than a key
@@ -179,16 +168,14 @@ class SparkJobTrigger(BaseTrigger):  # type: ignore[misc]
         return f"{__name__}.{type(self).__name__}", self.settings
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event, once the request has ended, in whatever way: the task then asks for its result."""
-        lines, job = Lines(), ""
+        """Yield one event, once the request has ended or failed: the task then asks for its result."""
+        lines = Lines()
         async with self._ticket() as ticket:
             with suppress(ServiceError, UnknownTicket):
                 async for part in ticket.partials():
-                    event = event_of(part)
-                    job = event.get("job", job)
-                    for line, _ in lines.of(event):
+                    for line, _ in lines.of(event_of(part)):
                         self.log.info("%s", line)
-        yield TriggerEvent({"uuid": self.settings["uuid"], "job": job})
+        yield TriggerEvent({"uuid": self.settings["uuid"], "job": lines.job})
 
     async def on_kill(self) -> None:
         """Cancel the job: the task was marked or cleared."""

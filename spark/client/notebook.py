@@ -6,7 +6,7 @@ from html import escape
 from typing import Any, cast
 
 from ...clients import Reply
-from .events import counts, event_of, progress_line, showing
+from .partials import counts, event_of, progress_line, showing
 
 
 def watching(parts: Iterable[Reply]) -> Iterator[Reply]:

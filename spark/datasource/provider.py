@@ -18,7 +18,7 @@ class TitanicSource(spark.DataSource):
 
     def schema(self) -> StructType:
         """Return the default schema: all columns."""
-        from .columns import SCHEMA  # noqa: PLC0415
+        from .reader import SCHEMA  # noqa: PLC0415
 
         return SCHEMA
 
@@ -30,7 +30,7 @@ class TitanicSource(spark.DataSource):
 
     def streamReader(self, schema: StructType) -> spark.DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader for streams."""
-        from .stream_reader import StreamReader  # noqa: PLC0415
+        from .reader import StreamReader  # noqa: PLC0415
 
         return StreamReader(self.options, schema)
 

@@ -1,7 +1,7 @@
 """Write rows as requests exactly once: tasks stage them, and the driver commits the task attempts that Spark accepted.
 
 Spark may retry a task, run it twice, or repeat a streaming micro-batch after a restart; in the end it tells the driver
-which attempts count.  `titanic/contrib/arrow/writing.py` does what Spark asks for.
+which attempts count.  `titanic/contrib/arrow/writing.py` does the staging and the commits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,12 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import Row, StructType
 
 from ...mdp.errors import SettingError
-from ...titanic.contrib.arrow.rows import ROW_OPTIONS, plan_rows
+from ...titanic.contrib.arrow.rows import plan_rows
 from ...titanic.contrib.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
 from ...titanic.db.store import staging
 from ...titanic.server.quota import DEFAULT_MAX_PER_SERVICE
-from ..arrow import arrow_schema
-from ..python_workers import exempt_imports_from_collection
-from .options import database_option, int_option, known_options
+from ..python import arrow_schema, exempt_imports_from_collection
+from .table_options import WRITE_OPTIONS, database_option, int_option, known_options
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamBase
@@ -39,22 +38,20 @@ MAX_NAME: Final = 500
 """Maximum number of characters in the name of a job or sink."""
 MAX_WAIT_SECONDS: Final = 12 * 3600
 """Longest wait for room: staged rows are swept after a day."""
-WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "max_waiting", "wait"}
-"""The options of both writers; batches can also set `job`, streams `sink`."""
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 """The property with which Spark identifies a stream to its tasks; it lives as long as the checkpoint."""
 
 
 @dataclass(frozen=True)
 class StagedRows(spark.WriterCommitMessage):
-    """A task's message to the driver: what it has staged, if anything, and the id of the stream."""
+    """A task's message to the driver: the rows that it has staged, if any, and the id of the stream."""
 
     staged: staging.Accepted | None = None
     query: str | None = None
 
 
 class _Writer:
-    """What both writers have in common; `naming` is the option, `job` or `sink`, that names the write."""
+    """Base of both writers; `naming` is the option, `job` or `sink`, that names the write."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, naming: str, *, overwrite: bool) -> None:
         given = known_options(options, WRITE_OPTIONS | {naming}, "write")
@@ -83,7 +80,7 @@ class _Writer:
 
 
 def _staged(messages: Sequence[Any]) -> list[staging.Accepted]:
-    """Return what the tasks have staged; the message of one that has failed is None."""
+    """Return the rows that the tasks have staged; the message of a failed task is None."""
     return [each.staged for each in messages if isinstance(each, StagedRows) and each.staged is not None]
 
 

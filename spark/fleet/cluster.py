@@ -1,20 +1,25 @@
-"""The cluster that a fleet uses: its session, what is shipped to its executors, and its cores."""
+"""The cluster that a fleet uses: its session, the files for its executors, and its cores."""
 
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import SettingError
 from ..session import check_file, check_py_files, open_session, resolve_master, submitted
-from .packaging import PACKAGE, write_package
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+PACKAGE: Final = "zmdp.zip"
+"""The zip with zmdp itself: pure Python that needs pyzmq and msgspec."""
 ENVIRONMENT_FOLDER: Final = "environment"
 """The folder in an executor's working directory into which Spark unpacks the archive."""
 EXECUTOR_PYTHON: Final = f"./{ENVIRONMENT_FOLDER}/bin/python"
@@ -22,7 +27,7 @@ EXECUTOR_PYTHON: Final = f"./{ENVIRONMENT_FOLDER}/bin/python"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster whose executors a fleet uses, and what to ship to them.
+    """The cluster whose executors a fleet uses, and the files to ship to them.
 
     Args:
         master: as for `open_session`.
@@ -101,7 +106,7 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
     if match := re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", master):
         return int(match[1]) * int(match[2])
     if is_local(master):
-        return int(_backend(context).totalCores())  # of local[*], what a container gives to Java
+        return int(_backend(context).totalCores())  # for local[*], those that a container gives to Java
     each = _number(conf, "spark.executor.cores", 1)
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         if conf.get("spark.dynamicAllocation.maxExecutors") is not None:
@@ -115,7 +120,7 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
 
 
 def _backend(context: "SparkContext") -> Any:
-    """Return what counts cores for `defaultParallelism`, which is something else if a setting says so."""
+    """Return Spark's counter of cores; `defaultParallelism` would differ if a setting overrides it."""
     return context._jsc.sc().schedulerBackend()
 
 
@@ -134,3 +139,22 @@ def _number(conf: Any, name: str, default: int) -> int:
 def is_local(master: str) -> bool:
     """Whether executors are threads of the driver's own Java process, `local[…]`."""
     return master == "local" or master.startswith("local[")
+
+
+# ── zmdp itself, as executors get it ─────────────────────────────────────────────────────────────────────────────────
+
+
+def write_package(target: Path) -> None:
+    """Write the zip for `addPyFile`, which contains zmdp's own files."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _sources(files("zmdp"), "zmdp/"):
+            archive.writestr(name, content)
+
+
+def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for each in sorted(folder.iterdir(), key=lambda each: each.name):
+        if each.is_dir():
+            if each.name != "__pycache__":
+                yield from _sources(each, f"{prefix}{each.name}/")
+        elif not each.name.endswith(tuple(EXTENSION_SUFFIXES)):  # zipimport cannot load extension modules
+            yield prefix + each.name, each.read_bytes()

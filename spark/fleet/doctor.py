@@ -9,18 +9,19 @@ from functools import partial
 from importlib import metadata
 from json import loads
 from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.program.extras import install_command
 from ...mdp.security.keys import ClientKeys
+from ...mdp.transport import listening
 from ...mdp.transport.endpoints import checked_endpoints
 from ...mdp.transport.reach import why_none_reachable
 from .. import session as sessions
 from .cluster import Cluster, cores, task_cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe
 from .leases import classify_failure
-from .settings import is_loopback
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,12 +39,12 @@ SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | 
 """For each package the oldest supported version, and the first one that is too new (as in `pyproject.toml`)."""
 State = Literal["ok", "failed", "skipped"]
 Look = Callable[[], str]
-"""What a check does: it returns what it found, or raises `CheckFailed`."""
+"""The function of a check, which returns its finding, or raises `CheckFailed`."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found, and what to do if it failed."""
+    """The finding of one check, and the remedy if it failed."""
 
     name: str
     state: State
@@ -52,12 +53,7 @@ class Check:
 
 
 class CheckFailed(Exception):
-    """A check has failed: what it found, and what to do."""
-
-    def __init__(self, found: str, advice: str) -> None:
-        super().__init__(found)
-        self.found = found
-        self.advice = advice
+    """A check has failed; the arguments are its finding and the remedy."""
 
 
 @dataclass
@@ -78,18 +74,16 @@ class Doctor:
             for name, (needed, look) in self._looks().items():
                 reason = next((each for each in needed if each in broken), None)
                 try:
-                    if reason is None:
-                        check = Check(name, "ok", look())
-                    else:
-                        check = Check(name, "skipped", f"because this failed: {reason}")
+                    skipped = reason and Check(name, "skipped", f"because this failed: {reason}")
+                    check = skipped or Check(name, "ok", look())
                 except CheckFailed as error:
-                    check = Check(name, "failed", error.found, error.advice)
+                    check = Check(name, "failed", *error.args)
                 if check.state != "ok":
                     broken.add(name)
                 yield check
 
     def _looks(self) -> dict[str, tuple[Sequence[str], Look]]:
-        """Return the checks by name: the names of those that each needs, and what it does."""
+        """Return for each check its name, the names of the checks that it needs, and its function."""
         session, executors = ("session",), ("session", "executors")
         reaches = executors if self.executors_broker else (*executors, "broker")
         return {
@@ -163,6 +157,11 @@ class Doctor:
         raise CheckFailed(text, advice)
 
 
+def is_loopback(endpoint: str) -> bool:
+    """Whether only programs on this machine can reach the endpoint."""
+    return not endpoint.startswith("tcp://") or listening.is_loopback(urlsplit(endpoint).hostname or "")
+
+
 def _broker_version(reply: bytes) -> str:
     try:
         return f"zmdp {loads(reply)['version']}"
@@ -198,7 +197,7 @@ def java() -> str:
 
 
 def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None) -> list[dict[str, Any]]:
-    """Return what the executors report."""
+    """Return the executors' reports."""
     context = session.sparkContext
     pool = ThreadPoolExecutor(1)
     try:

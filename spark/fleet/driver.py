@@ -22,12 +22,11 @@ from ...mdp.program.control_services import SPARK, UNKNOWN_OPERATION
 from ...mdp.transport.reach import warn_if_unreachable
 from ...version import __version__
 from ...workers import Worker
-from ..control import Operation, control_service
-from ..session import is_remote
+from ..drivers import Operation, control_service
 from .application import Application
 from .cluster import Cluster
 from .leases import LeaseJobs
-from .settings import FleetSettings, is_loopback
+from .settings import FleetSettings
 from .slots import Died, Lease, Load, Refused, Slots
 
 WATCH_SECONDS: Final = 0.5
@@ -82,26 +81,16 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         """Return the fleet's status; `since` of a slot is in seconds since 1970."""
         with self._changed:
-            load = self._slots.load
+            settings, slots = self.settings, self._slots
             return {
-                "kind": "fleet",
-                "name": self.settings.name,
-                "service": self.settings.service,
-                "handler": self.settings.handler,
-                "broker": ", ".join(self.settings.brokers),
-                "master": self._application.master,
-                "application": self._application.id,
-                "version": __version__,
-                "pid": os.getpid(),
-                "draining": self._slots.draining,
-                "slots": self._slots.rows(time.time() - time.monotonic()),
-                "wanted": self._slots.wanted,
-                "min": self._slots.minimum,
-                "max": self._slots.maximum,
-                "queued": load.queued if load else None,
-                "failures": self._slots.failures,
-                "last_error": self._slots.last_error,
-            }
+                "kind": "fleet", "name": settings.name, "version": __version__, "pid": os.getpid(),
+                "service": settings.service, "handler": settings.handler, "broker": ", ".join(settings.brokers),
+                "master": self._application.master, "application": self._application.id,
+                "draining": slots.draining, "slots": slots.rows(time.time() - time.monotonic()),
+                "min": slots.minimum, "max": slots.maximum, "wanted": slots.wanted,
+                "queued": slots.load.queued if slots.load else None,
+                "failures": slots.failures, "last_error": slots.last_error,
+            }  # fmt: skip
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,7 +107,7 @@ class Fleet:
         try:
             self._slots = self._application.new_slots()
             self._has_slots = True
-            self._warn_early()
+            warn_if_unreachable(log, settings.brokers, settings.keys)
             watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
             operations: dict[str, Operation] = {
                 "status": lambda arguments, request: self.status(),
@@ -263,16 +252,6 @@ class Fleet:
             return {"drain": drain or self.ending}
 
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _warn_early(self) -> None:
-        """Warn about settings that will probably not work."""
-        settings = self.settings
-        warn_if_unreachable(log, settings.brokers, settings.keys)
-        if is_remote(self._application.master) and any(map(is_loopback, settings.addresses)):
-            log.warning(
-                "executors of %s on other machines cannot reach %s; pass another address with --broker-from-executors",
-                self._application.master, " or ".join(settings.addresses),
-            )  # fmt: skip
 
     def _warn_once(self, text: str) -> None:
         """Log a warning, but the same one at most once a minute."""

@@ -77,7 +77,6 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
         liveness=settings.liveness, key=settings.keys,
     ) as client:  # fmt: skip
         reporter = _Reporter(task, client, host, worker)
-        worker.start()
         try:
             reporter.report_until_due()
         finally:
@@ -108,52 +107,37 @@ def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
     return found
 
 
-def _make_worker(task: LeaseTask, handler: Callable[[Any], Any]) -> "Worker | _InEventLoop":
+def _make_worker(task: LeaseTask, handler: Callable[[Any], Any]) -> Worker | AsyncWorker:
     """Return the worker for this kind of handler.
 
     Raises `SettingError` if a setting is invalid, and `ImportError` if the codec's package is missing.
     """
     settings = task.settings
-    kind: Any = AsyncWorker if is_async(handler) else Worker
-    worker = kind(
+    kind: Callable[..., Worker | AsyncWorker] = AsyncWorker if is_async(handler) else Worker
+    return kind(
         settings.service, handler, broker=settings.addresses, concurrency=settings.concurrency, codec=settings.codec,
         heartbeat=settings.heartbeat, liveness=settings.liveness, handler_timeout=settings.handler_timeout,
         name=f"{SPARK}{settings.name} slot {task.lease.slot}", key=settings.keys,
     )  # fmt: skip
-    return _InEventLoop(worker) if kind is AsyncWorker else worker
 
 
-class _InEventLoop:
-    """An `AsyncWorker` in an event loop of its own, to be used as a `Worker`."""
+def _start(worker: Worker | AsyncWorker) -> Callable[[float], bool]:
+    """Start a worker.  Return a function that waits for its end, up to some seconds, and tells whether it has ended."""
+    if isinstance(worker, Worker):
+        worker.start()
+        return worker.wait
+    loop = ThreadPoolExecutor(1, "event-loop")
+    running = loop.submit(asyncio.run, worker.run())
+    loop.shutdown(wait=False)
 
-    def __init__(self, worker: "AsyncWorker") -> None:
-        self.settings = worker.settings
-        self.stop = worker.stop
-        self._worker = worker
-        self._loop = ThreadPoolExecutor(1, "event-loop")
-
-    def start(self) -> None:
-        """Serve in a thread, and return immediately."""
-        self._running = self._loop.submit(asyncio.run, self._worker.run())
-        self._loop.shutdown(wait=False)
-
-    @property
-    def registered(self) -> bool:
-        """Whether the broker knows the worker."""
-        return self._worker.registered
-
-    @property
-    def served(self) -> int:
-        """How many requests have ended."""
-        return self._worker.served
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the worker to end.  Return whether it has."""
+    def wait(seconds: float) -> bool:
         try:
-            self._running.result(timeout)
+            running.result(seconds)
         except TimeoutError:
             return False
         return True
+
+    return wait
 
 
 # ── the lease ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,12 +149,13 @@ class _Reporter:
     If the driver does not answer, the task continues until its lease ends.
     """
 
-    def __init__(self, task: LeaseTask, client: Client, host: str, worker: Worker | _InEventLoop) -> None:
+    def __init__(self, task: LeaseTask, client: Client, host: str, worker: Worker | AsyncWorker) -> None:
         self.was_answered = False
         """Whether the driver ever answered a report."""
         self._task = task
         self._client = client
         self._worker = worker
+        self._wait = _start(worker)
         self._until = time.monotonic() + task.lease.seconds
         self._report = {
             "run": task.run, "slot": task.lease.slot, "lease": task.lease.number, "host": host, "pid": os.getpid(),
@@ -180,14 +165,14 @@ class _Reporter:
     def report_until_due(self) -> None:
         """Report until the lease is over or the driver asks the task to drain."""
         while not self._asks_to_drain() and (left := self._until - time.monotonic()) > 0:
-            if self._worker.wait(min(REPORT_SECONDS if self._worker.registered else FIRST_REPORTS_SECONDS, left)):
+            if self._wait(min(REPORT_SECONDS if self._worker.registered else FIRST_REPORTS_SECONDS, left)):
                 return
 
     def finish_requests(self) -> None:
         """Wait until running requests are done, reporting in the meantime."""
         timeout = self._task.settings.handler_timeout
         limit = None if timeout is None else time.monotonic() + timeout + STUCK_GRACE_SECONDS
-        while not self._worker.wait(REPORT_SECONDS):
+        while not self._wait(REPORT_SECONDS):
             self._asks_to_drain()
             if limit is not None and time.monotonic() > limit:
                 # The request has gone to another worker.  A thread cannot be killed, but its process can.
@@ -219,7 +204,7 @@ def executor_id() -> str | None:
 
 
 def probe(broker: tuple[str, ...], keys: ClientKeys | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
-    """Yield what `mdp-spark doctor` asks: {"host": …, "python": version, "broker": problem, or None}."""
+    """Yield a report for `mdp-spark doctor`: {"host": …, "python": version, "broker": problem, or None}."""
     for _ in rows:
         pass
     problem = None

@@ -1,4 +1,4 @@
-"""Leases as Spark jobs of one task each, and what their ends mean."""
+"""Run leases as Spark jobs of one task each, and classify their ends."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ..errors import reason
+from ..reasons import reason
 from ..session import is_remote
 from .application import Application
 from .executor import LeaseTask, serve
@@ -70,7 +70,7 @@ class LeaseJobs:
 
 
 def classify_failure(error: BaseException) -> Refused | Died:
-    """Return what the error of a failed job means: the executor cannot serve at all, or it was lost."""
+    """Classify the error of a failed job: the executor cannot serve at all, or it was lost."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java.toString())
     if "No module named 'zmdp'" in text:

@@ -1,16 +1,14 @@
-"""What a fleet serves, and how."""
+"""A fleet's service, handler, brokers and limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from ...mdp import wire
 from ...mdp.errors import SettingError
 from ...mdp.limits import DEFAULT_ENDPOINT
 from ...mdp.program.control_services import SPARK, validate_name
 from ...mdp.security.keys import ClientKeys
-from ...mdp.transport import listening
 from ...mdp.transport.endpoints import checked_endpoints
 
 DEFAULT_LEASE_SECONDS: Final = 30.0
@@ -19,7 +17,7 @@ DEFAULT_IDLE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What a fleet serves, and how.  Times are in seconds.
+    """A fleet's service, handler, brokers and limits.  Times are in seconds.
 
     Args:
         handler: MODULE:FUNCTION that handles requests.
@@ -77,8 +75,3 @@ class FleetSettings:
     def addresses(self) -> tuple[str, ...]:
         """Return the brokers' endpoints for executors."""
         return tuple(checked_endpoints(self.executors_broker or self.broker))
-
-
-def is_loopback(endpoint: str) -> bool:
-    """Whether only programs on this machine can reach the endpoint."""
-    return not endpoint.startswith("tcp://") or listening.is_loopback(urlsplit(endpoint).hostname or "")

@@ -58,7 +58,7 @@ class Served:
 
     requests: int
     unreachable: str | None = None
-    """Why its worker never reached the one who started it, or None."""
+    """Why the worker never reached the driver, or None."""
 
 
 @dataclass(frozen=True)

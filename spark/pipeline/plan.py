@@ -9,13 +9,11 @@ Errors are columns too: a row whose request fails never fails the job.  See docs
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from inspect import signature
 from typing import Any, Final
 
 from pyspark.errors import AnalysisException, PySparkNotImplementedError, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, MapType, StringType, StructType
 
 from ...clients import Client, SettingError
@@ -27,12 +25,11 @@ from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService
 from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.endpoints import checked_brokers
-from ..errors import reason
-from ..python_workers import exempt_imports_from_collection
-from .function import call_series
-from .settings import CallSettings
-from .values import ValueColumns, check_input, check_service
-from .values import reply_type as type_of_reply
+from ..python import arrow_type, exempt_imports_from_collection
+from ..reasons import reason
+from .row_calls import CallSettings, call_series
+from .typed_columns import ValueColumns, check_input, check_service
+from .typed_columns import reply_type as type_of_reply
 
 REPLY_TYPES: Final = {
     "string": StringType(),
@@ -115,7 +112,9 @@ def call_service(
         if codec is not None or result != "string":
             raise SettingError(f"{typed!r} has types, so it needs neither result nor codec")
     one_frame = result if codec is None else "binary"
-    settings = _settings(broker, window, timeout, keep, headers, one_frame, client_key, broker_key)
+    settings = _settings(
+        broker, client_key, broker_key, keep=keep, result=one_frame, window=window, timeout=timeout, headers=headers
+    )
     name = wire.service_name(service.name if isinstance(service, BaseService) else service).decode()
     if codec not in {None, ARROW}:
         raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
@@ -126,7 +125,7 @@ def call_service(
         raise SettingError("group cannot be combined with codec='arrow', whose requests have many rows")
     fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
     added = added_names(output, df.columns, fold)
-    selected = _select_input(df, input, key, group, typed, as_it_is=codec is not None)
+    selected = _select_input(df, input, {"key": key, "group": group}, typed, as_it_is=codec is not None)
 
     reply_type: DataType
     if codec is None:
@@ -134,7 +133,7 @@ def call_service(
         reply_type = REPLY_TYPES[result]
         if typed is not None and typed.reply.kind is not Any:  # otherwise it is any JSON
             reply_type, shape = type_of_reply(typed)
-            columns = ValueColumns(name, shape, _arrow_type(reply_type))
+            columns = ValueColumns(name, shape, arrow_type(reply_type))
         route = None if key is None else settings.through_titanic
         grouped = group is not None
 
@@ -145,14 +144,14 @@ def call_service(
             )  # fmt: skip
             exempt_imports_from_collection()
     else:
-        reply_type, arrow_type = _any_type(df.sparkSession, result)
+        reply_type, arrow_result = _any_type(df.sparkSession, result)
         sent_as = None if isinstance(input, list | tuple) else "input"
         if isinstance(input, str):
             sent_as = _parts(df, input)[-1]
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
             yield from map_tables(
-                batches, name, added, settings, settings.connect, sent_as, arrow_type, rows_per_request
+                batches, name, added, settings, settings.connect, sent_as, arrow_result, rows_per_request
             )
             exempt_imports_from_collection()
 
@@ -202,7 +201,10 @@ def register_function(
     Raises:
         SettingError: An argument is invalid.
     """
-    settings = _settings(broker, window, timeout, keep, headers, result, client_key, broker_key, group)
+    settings = _settings(
+        broker, client_key, broker_key, keep=keep, result=result,
+        window=window, timeout=timeout, headers=headers, group=group,
+    )  # fmt: skip
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - optional dependency
@@ -226,32 +228,18 @@ def _any_type(spark: SparkSession, name: str) -> tuple[DataType, Any]:
         raise SettingError(expected)
     try:  # not `DataType.fromDDL`, which finds no session if the only one is of Spark Connect
         kind = spark.sql(f"SELECT CAST(NULL AS {name})").schema[0].dataType
-        return kind, _arrow_type(kind)
+        return kind, arrow_type(kind)
     except AnalysisException as error:
         raise SettingError(f"{expected}: {reason(error)}") from None
     except PySparkTypeError as error:
         raise SettingError(f"{expected} that Arrow has as well: {reason(error)}") from None
 
 
-def _arrow_type(kind: DataType) -> Any:
-    """Return the type of Arrow for one of Spark's; from Spark 4.3 on, that of a timestamp needs a time zone."""
-    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_type).parameters else {}
-    return to_arrow_type(kind, **zone)
-
-
 def _settings(
-    broker: str | Sequence[str] | None,
-    window: int | None,
-    timeout: float,
-    keep: float,
-    headers: Mapping[str, str] | None,
-    result: str,
-    client_key: Key | None,
-    broker_key: BrokerKey | None,
-    group: str = "",
+    broker: Any, client_key: Key | None, broker_key: BrokerKey | None, *, keep: float, result: str, **of_rows: Any
 ) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
-    rows = checked_settings("X1", window=window, timeout=timeout, headers=headers, group=group)
+    rows = checked_settings("X1", **of_rows)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     check_result(result)
@@ -266,26 +254,20 @@ def _settings(
 
 
 def _select_input(
-    df: DataFrame,
-    selected: Any,
-    key: str | None,
-    group: str | Column | None,
-    typed: BaseService[Any, Any] | None,
-    *,
-    as_it_is: bool,
+    df: DataFrame, selected: Any, roles: Mapping[str, Any], typed: BaseService[Any, Any] | None, *, as_it_is: bool
 ) -> DataFrame:
-    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key and group if any.
+    """Return the columns of `df`, then what to send (string or binary, or as it is), then the columns by `roles`.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
     """
     found = _with_input(df, selected)
-    named = [(role, column) for role, column in (("key", key), ("group", group)) if column is not None]
-    for role, column in named:
+    named = {role: column for role, column in roles.items() if column is not None}
+    for role, column in named.items():
         found = _with(found, column if isinstance(column, Column) else _quoted(df, column), role, column)
     names = [f"c{at}" for at in range(len(found.schema.fields))]
     found, at = found.toDF(*names), len(df.columns)
     kind = found.schema.fields[at].dataType
-    for (role, column), field in zip(named, found.schema.fields[at + 1 :], strict=True):
+    for (role, column), field in zip(named.items(), found.schema.fields[at + 1 :], strict=True):
         if not isinstance(field.dataType, StringType):
             type_name = field.dataType.simpleString()
             raise SettingError(f"{role} is {column!r}, a column of type {type_name}; cast it to string")

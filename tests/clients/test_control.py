@@ -8,7 +8,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp.clients import Client, ServiceError, ServiceNotFound, SettingError
 from zmdp.clients.control import ask, ask_all, programs
 from zmdp.mdp.program.control_services import SPARK
-from zmdp.spark.control import control_handler
+from zmdp.spark.drivers import control_handler
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 

@@ -9,8 +9,8 @@ from support.access import Folder
 from support.processes import run
 
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
-from zmdp.spark.batch import catalogue
-from zmdp.spark.batch.commands import batch
+from zmdp.spark.batch.catalogue import catalogue_file
+from zmdp.spark.command.batch import batch
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = "1.30"
@@ -67,7 +67,7 @@ def test_the_options_of_the_batch_are_valid(tmp_path):
     command, subcommand, *options = words
     assert (command, subcommand) == ("mdp-spark", "batch")
     given = batch.make_context("batch", options, **CONTEXT_SETTINGS).params
-    found = catalogue.read(given["config"])
+    found = catalogue_file.read(given["config"])
     template = yaml.safe_load(Path(given["conf"]["spark.kubernetes.executor.podTemplateFile"]).read_text())
     (mount,) = template["spec"]["containers"][0]["volumeMounts"]
     for path in (found.results, found.tables["orders"].path):

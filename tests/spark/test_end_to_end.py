@@ -35,7 +35,7 @@ from support.sparks import (
 from support.titanics import serving
 
 from zmdp.clients import Client, ServiceError
-from zmdp.spark import control
+from zmdp.spark import drivers
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.testing import running_broker
 from zmdp.titanic.api.frames import unpack
@@ -121,7 +121,7 @@ def test_cancelling_a_request_cancels_its_spark_job(client, spark, tmp_path):
     assert future.cancel()
     eventually(lambda: free(spark), SPARK_TIMEOUT_SECONDS)
     eventually(lambda: not any(map(alive, pids)), SPARK_TIMEOUT_SECONDS)
-    eventually(lambda: not control.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
+    eventually(lambda: not drivers.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
 
 
 def test_a_large_result_is_written_and_fetched(client, at, folder, in_this_process):
@@ -300,10 +300,10 @@ def test_executors_serve_until_the_fleet_is_drained(fleet):
     running, client = fleet("pid")
     pid = int(client.request("pid")[0])
     eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
-    (slot,) = control.ask(client, "test", "status")["slots"]
+    (slot,) = drivers.ask(client, "test", "status")["slots"]
     assert (slot["slot"], slot["state"], slot["pid"], slot["executor"]) == (0, "serving", pid, "driver")
     assert 1.6e9 < slot["since"] < 1e11
-    assert control.ask(client, "test", "drain")["draining"] is True
+    assert drivers.ask(client, "test", "drain")["draining"] is True
     eventually(lambda: not client.available("pid"), SPARK_TIMEOUT_SECONDS)
     eventually(lambda: running.status()["slots"] == [], SPARK_TIMEOUT_SECONDS)
 

@@ -12,7 +12,7 @@ from support.results import package
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
-from zmdp.spark.errors import reason
+from zmdp.spark.reasons import reason
 
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])

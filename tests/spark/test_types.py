@@ -22,7 +22,7 @@ from zmdp import Services
 from zmdp.clients import Client
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.client import SparkJobs
-from zmdp.spark.client.requests import job_frames, parse_result, sql_frames
+from zmdp.spark.client.frames import job_frames, parse_result, sql_frames
 from zmdp.spark.pipeline import call_service
 from zmdp.spark.session import connect_session
 from zmdp.testing import running_broker

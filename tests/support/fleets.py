@@ -13,7 +13,8 @@ from support.results import package
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ZmdpError
-from zmdp.spark import control
+from zmdp.mdp.program.control_services import SPARK
+from zmdp.spark import drivers
 
 HERE = Path(__file__).parents[1] / "spark"
 SPARK_TIMEOUT_SECONDS = 600.0
@@ -46,7 +47,7 @@ class Running:
         self.name = name
 
     def status(self):
-        return control.ask(self.client, self.name, "status")
+        return drivers.ask(self.client, self.name, "status")
 
     def serving(self, number):
         """Wait until exactly `number` slots serve, and return them."""
@@ -80,7 +81,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
     ):
         running.line(f"serves {service} at", timeout=SPARK_TIMEOUT_SECONDS)
         found = Running(running, client, f"fleet-{service}")
-        eventually(lambda: client.available(control.SPARK + found.name))
+        eventually(lambda: client.available(SPARK + found.name))
         application = found.status()["application"]
         yield found
     shutil.rmtree(Path(package("pyspark").__file__).parent / "work" / application, ignore_errors=True)

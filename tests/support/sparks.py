@@ -60,25 +60,25 @@ def running_batch(
     """Run a batch with the jobs of batch_jobs.py, or other `jobs`, and a catalogue and results in `folder`."""
     import batch_jobs
 
-    from zmdp.spark.batch import catalogue
-    from zmdp.spark.batch.offer import Offer
-    from zmdp.spark.batch.results import Results
-    from zmdp.spark.batch.service import Batch
+    from zmdp.spark.batch.catalogue import catalogue_file
+    from zmdp.spark.batch.catalogue.offer import Offer
+    from zmdp.spark.batch.driver import Batch, BatchSettings
+    from zmdp.spark.batch.job_history import History
+    from zmdp.spark.batch.results.sending import Results
     from zmdp.spark.batch.sessions import SessionPool
-    from zmdp.spark.batch.settings import BatchSettings
 
     if jobs is None:
         jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}
     config = folder / "catalogue.toml"
     config.write_text(tables)
-    offer = Offer(catalogue.read(config), jobs)
+    offer = Offer(catalogue_file.read(config), jobs)
     driver = Batch(
         BatchSettings(name, endpoint, prefix=prefix, concurrency=concurrency, keys=keys, **BEATS),
         SessionPool(open_session or (lambda: spark), 2 * concurrency, offer.catalogue.settings),
         Results(str(folder / "results") if results else None, inline),
         offer,
-        load=lambda: Offer(catalogue.read(config), jobs),
-        history=history,
+        load=lambda: Offer(catalogue_file.read(config), jobs),
+        history=history or History(Path(":memory:"), name),
     )
     try:
         with driver:

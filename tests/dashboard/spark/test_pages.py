@@ -15,7 +15,7 @@ from zmdp.dashboard.spark.drivers import MAX_ANSWER_BYTES, url
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.program.control_services import SPARK
 from zmdp.spark.batch.progress import Progress
-from zmdp.spark.control import control_service
+from zmdp.spark.drivers import control_service
 
 MARKUP = "<b>bold</b> & <script>document.title='x'</script>"
 

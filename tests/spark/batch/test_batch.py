@@ -16,7 +16,7 @@ from support.sparks import BEATS, LIMITS, frames, free, result, rows, running_ba
 from support.titanics import serving
 
 from zmdp.clients import Client, RequestCancelled, ServiceError
-from zmdp.spark import control
+from zmdp.spark import drivers
 from zmdp.spark.batch import runner
 from zmdp.testing import running_broker
 
@@ -137,7 +137,7 @@ def test_only_its_owner_and_admins_manage_a_job(spark, tmp_path):
         task_pids(tmp_path)
         status = run("mdp-spark", "status", "--broker", at, *access.options("driver"))
         assert "a job of shop" in status.stdout.decode()
-        (job,) = control.ask(shop, "batch", "status")["running"]
+        (job,) = drivers.ask(shop, "batch", "status")["running"]
         assert "gated(" in job["what"]
         for role, code in (("driver", 6), ("operator", 0)):
             done = run("mdp-spark", "cancel", job["job"], "--broker", at, *access.options(role))
@@ -146,7 +146,7 @@ def test_only_its_owner_and_admins_manage_a_job(spark, tmp_path):
             future.result()
         for op in ("drain", "reload"):
             with pytest.raises(ServiceError, match=f"role shop may not ask batch for '{op}': only an admin may"):
-                control.ask(shop, "batch", op)
+                drivers.ask(shop, "batch", op)
     eventually(lambda: free(spark), SPARK_TIMEOUT_SECONDS)
 
 
@@ -190,7 +190,7 @@ def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at,
     with Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
         for part, _ in zip(client.stream("spark.job", b"endless"), range(50), strict=False):
             assert not part.final
-        eventually(lambda: not control.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
+        eventually(lambda: not drivers.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
 
 
 def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoint, tmp_path, logged, monkeypatch):
@@ -204,11 +204,11 @@ def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoi
         for _ in range(3):
             assert rows(client, "SELECT 1 AS a") == [{"a": 1}]
             assert json.loads(result(client, "spark.job", "rows", {"n": 1})[1]) == [{"id": 0}]
-        (given_up,) = control.ask(client, "batch", "status")["running"]
+        (given_up,) = drivers.ask(client, "batch", "status")["running"]
         assert (given_up["what"].partition("(")[0], given_up["state"]) == ("stuck", "cancelling")
         assert b"cancelled, but still runs: stuck(" in run("mdp-spark", "status", "--broker", endpoint).stdout
         (tmp_path / "go").touch()
-        eventually(lambda: not control.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
+        eventually(lambda: not drivers.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,13 +242,13 @@ def test_submit_sql(submit, at, folder):
 
 
 def test_submit_job(submit, at):
-    assert submit(at, "job", "rows", '{"n": 2}')[0] == ['{"id": 0}', '{"id": 1}']
+    assert submit(at, "job", "rows", "--arg", "n=2")[0] == ['{"id": 0}', '{"id": 1}']
     lines, progress = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
     assert "on batch" in progress
     assert "n is 'x'; expected int (" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
     assert "no job named 'nope'" in submit(at, "job", "nope", code=6)[1]
-    assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]
+    assert "unexpected extra argument" in submit(at, "job", "rows", "3", code=2)[1]
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]
 
 
@@ -268,7 +268,7 @@ def test_titanic_can_be_queried_as_a_table(submit, at, client):
 
 
 def test_waiting_for_and_cancelling_a_durable_job(submit, command, at, spark, tmp_path):
-    (uuid,), _ = submit(at, "job", "gated", json.dumps({"folder": str(tmp_path)}), "--durable", "--detach")
+    (uuid,), _ = submit(at, "job", "gated", "--arg", f"folder={tmp_path}", "--durable", "--detach")
     running_now = task_pids(tmp_path)
     done = command("status", uuid, "--broker", at)
     assert (done.returncode, "has no result yet" in done.stderr.decode()) == (3, True)

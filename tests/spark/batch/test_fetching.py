@@ -3,6 +3,7 @@
 import io
 import json
 from datetime import timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ from support.requests import request_by
 
 from zmdp.mdp.errors import ServiceError
 from zmdp.spark.batch import fetching
-from zmdp.spark.batch.history import History
+from zmdp.spark.batch.job_history import History
 from zmdp.workers import Request
 
 JOB = "0123456789abcdef"
@@ -19,7 +20,7 @@ JOB = "0123456789abcdef"
 
 @pytest.fixture
 def history():
-    made = History(None, "batch")
+    made = History(Path(":memory:"), "batch")
     made.begin(JOB, user="shop", service="sql", what="")
     yield made
     made.close()

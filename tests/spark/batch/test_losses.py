@@ -2,19 +2,19 @@
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from support.requests import request_by
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import ServiceError
-from zmdp.spark.batch.history import History
-from zmdp.spark.batch.offer import Offer
+from zmdp.spark.batch.catalogue.offer import Offer
+from zmdp.spark.batch.driver import Batch, BatchSettings
+from zmdp.spark.batch.job_history import History
 from zmdp.spark.batch.progress import Progress
-from zmdp.spark.batch.results import Results
+from zmdp.spark.batch.results.sending import Results
 from zmdp.spark.batch.runner import MAX_LOSSES
-from zmdp.spark.batch.service import Batch
-from zmdp.spark.batch.settings import BatchSettings
 from zmdp.workers import Request
 
 
@@ -71,10 +71,10 @@ def unreadable(spark, fail=True):
 
 @pytest.fixture
 def batch():
-    with closing(History(None, "batch")) as history:
+    with closing(History(Path(":memory:"), "batch")) as history:
         settings = BatchSettings("batch", "tcp://127.0.0.1:9", concurrency=1)
         offer = Offer(jobs={"lose": lose, "work": work, "unreadable": unreadable})
-        yield Batch(settings, Pool(), Results(None), offer, history=history)
+        yield Batch(settings, Pool(), Results(None), offer, load=lambda: offer, history=history)
 
 
 def request(name, request_id=None):

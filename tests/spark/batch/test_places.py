@@ -13,7 +13,7 @@ from support.sparks import HERE, QUICK
 from support.standalone import standalone
 
 from zmdp.clients import Client, ServiceError
-from zmdp.spark import control
+from zmdp.spark import drivers
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 JOBS = [name for name, job in vars(place_jobs).items() if getattr(job, "__module__", "") == "place_jobs"]
@@ -80,6 +80,6 @@ def test_a_job_that_fails(place, name, code, text, line):
     with pytest.raises(ServiceError) as raised:
         run(place, name)
     assert (raised.value.code, raised.value.text[: len(text)]) == (code, text)
-    (record, *_) = control.ask(place.client, "batch", "history")["jobs"]
-    (record,) = control.ask(place.client, "batch", "history", job=record["job"])["jobs"]
+    (record, *_) = drivers.ask(place.client, "batch", "history")["jobs"]
+    (record,) = drivers.ask(place.client, "batch", "history", job=record["job"])["jobs"]
     assert line in record["traceback"]

@@ -10,7 +10,7 @@ from support.sparks import LIMITS, result, running_batch
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import SettingError
-from zmdp.spark import control
+from zmdp.spark import drivers
 from zmdp.testing import running_broker
 
 ONE = '[tables.one]\nformat = "csv"'
@@ -35,11 +35,11 @@ def test_a_second_batch_with_another_catalogue_is_refused(spark, endpoint, folde
                 with running_batch(spark, endpoint, second, tables=OTHER, name="second"):
                     pass
             assert "choose another --prefix" in str(no.value)
-            assert control.drivers(client) == ["first"]
+            assert drivers.names(client) == ["first"]
             with running_batch(spark, endpoint, second, tables=OTHER, name="second", prefix="other"):
                 assert result(client, "other.sql", "SELECT 1 AS a")[0]["rows"] == 1
             with running_batch(spark, endpoint, second, tables=ONE, name="second"):
-                assert control.drivers(client) == ["first", "second"]
+                assert drivers.names(client) == ["first", "second"]
             driver.stop()
             with running_batch(spark, endpoint, second, tables=OTHER, name="second"):
                 assert result(client, "spark.sql", "SELECT 1 AS a")[0]["rows"] == 1

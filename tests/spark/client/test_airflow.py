@@ -15,7 +15,7 @@ from support.titanics import serving
 
 import zmdp
 from zmdp.clients import Client
-from zmdp.spark import control
+from zmdp.spark import drivers
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, UnknownTicket
 
@@ -63,7 +63,7 @@ def airflow(spark, tmp_path):
             return stack.enter_context(process(*command, **env))
 
         def jobs(what):
-            rows = control.ask(client, "batch", "history")["jobs"]
+            rows = drivers.ask(client, "batch", "history")["jobs"]
             return [row["state"] for row in reversed(rows) if row["what"].startswith(what)]
 
         def runs(*names):  # tasks write to both streams

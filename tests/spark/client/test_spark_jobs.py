@@ -17,7 +17,7 @@ from support.sparks import LIMITS, free, running_batch, task_pids
 from zmdp.clients import Client, ServiceError, ServiceNotFound
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.client import JobFailed, SparkJobs
-from zmdp.spark.client.jobs import JobResult
+from zmdp.spark.client.spark_jobs import JobResult
 from zmdp.testing import running_broker
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "index.md").read_text()
@@ -172,7 +172,7 @@ def test_an_interrupt_cancels_the_job(jobs, spark, tmp_path, monkeypatch):
                 task_pids(tmp_path)
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("zmdp.spark.client.jobs.watching", interrupted)
+    monkeypatch.setattr("zmdp.spark.client.spark_jobs.watching", interrupted)
     with pytest.raises(KeyboardInterrupt):
         jobs.run("gated", folder=str(tmp_path))
     eventually(lambda: free(spark), SPARK_TIMEOUT_SECONDS)

@@ -8,10 +8,8 @@ import pytest
 from pyspark.sql import functions
 from support.pages import blocks
 
-from zmdp.spark.datasource.columns import SCHEMA
-from zmdp.spark.datasource.reader import READ_OPTIONS
-from zmdp.spark.datasource.stream_reader import STREAM_OPTIONS
-from zmdp.spark.datasource.writer import WRITE_OPTIONS
+from zmdp.spark.datasource.reader import SCHEMA
+from zmdp.spark.datasource.table_options import READ_OPTIONS, STREAM_OPTIONS, WRITE_OPTIONS
 from zmdp.titanic.contrib.arrow.rows import COLUMNS, ROW_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "datasource.md").read_text()

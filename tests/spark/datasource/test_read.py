@@ -3,7 +3,7 @@
 import pytest
 from support.databases import OneOfEachState
 
-from zmdp.spark.datasource.columns import SCHEMA
+from zmdp.spark.datasource.reader import SCHEMA
 
 pytestmark = pytest.mark.long
 

@@ -7,9 +7,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource.columns import SCHEMA
-from zmdp.spark.datasource.reader import Reader
-from zmdp.spark.datasource.stream_reader import StreamReader
+from zmdp.spark.datasource.reader import SCHEMA, Reader, StreamReader
 from zmdp.titanic import enqueue
 from zmdp.titanic.contrib.arrow.reading import UNBOUNDED
 

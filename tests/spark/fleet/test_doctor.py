@@ -146,7 +146,7 @@ def test_a_missing_library(monkeypatch):
     monkeypatch.setattr(doctor.metadata, "version", missing)
     with pytest.raises(CheckFailed) as raised:
         doctor.library("pandas")
-    assert raised.value.advice == f"install 2.2 or newer, below 3: {install_command('spark')}"
+    assert raised.value.args[1] == f"install 2.2 or newer, below 3: {install_command('spark')}"
 
 
 def test_supported_versions_match_the_project():

@@ -14,7 +14,7 @@ from support.sparks import HERE, Shared, busy, running_fleet
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceError, SettingError
-from zmdp.spark import control
+from zmdp.spark import drivers
 from zmdp.spark.fleet.driver import Fleet
 from zmdp.spark.fleet.settings import FleetSettings
 
@@ -85,7 +85,7 @@ def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, clie
     with running_fleet(spark, endpoint, handler="no_such_module:f") as fleet:
         assert logged("cannot serve pid: cannot use no_such_module:f: No module named", SPARK_TIMEOUT_SECONDS)
         eventually(lambda: fleet.status()["failures"] >= 2, SPARK_TIMEOUT_SECONDS)
-        result = control.ask(client, "test", "status")
+        result = drivers.ask(client, "test", "status")
         assert "no_such_module" in result["last_error"]
         assert [slot["state"] for slot in result["slots"]] in (["waiting"], ["starting"])
 
@@ -119,7 +119,7 @@ def test_a_fleet_is_updated_without_a_gap(spark, endpoint, client):
                 eventually(
                     lambda: [row["state"] for row in new.status()["slots"]] == ["serving"], SPARK_TIMEOUT_SECONDS
                 )
-                control.ask(client, "test", "drain")
+                drivers.ask(client, "test", "drain")
                 eventually(lambda: old.status()["slots"] == [], SPARK_TIMEOUT_SECONDS)
                 calls.go_on()
                 assert calls.failed == []

@@ -14,7 +14,7 @@ from support.titanics import LIMITS
 
 from zmdp.clients import Client
 from zmdp.mdp.security.certificates import read_secret
-from zmdp.spark import control
+from zmdp.spark import drivers
 
 pytestmark = [
     pytest.mark.long,
@@ -60,7 +60,7 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
         assert secret.decode() not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
         work = Path(f"/proc/{pid}/cwd").resolve()
         with Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("driver")) as own:
-            eventually(lambda: control.ask(own, "fleet-keys", "status")["slots"][0]["state"] == "serving")
+            eventually(lambda: drivers.ask(own, "fleet-keys", "status")["slots"][0]["state"] == "serving")
         assert running.end() == 0
     assert secret.decode() not in running.stderr
     recorded = [each for top in (events, work) for each in top.rglob("*") if each.is_file()]

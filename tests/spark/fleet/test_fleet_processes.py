@@ -7,7 +7,7 @@ from support.fleets import LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, fleet, j
 from support.processes import alive, broker, eventually
 from support.sparks import QUICK, busy
 
-from zmdp.spark import control
+from zmdp.spark import drivers
 
 pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 
@@ -33,7 +33,7 @@ def test_killed_python_processes_and_executors_lose_no_call():
             lost = f"slot {second['slot']} on executor {second['executor']} of {second['host']}, pid {second['pid']}, "
             assert lost in status["last_error"]
             processes = {row["pid"] for row in status["slots"]} | {java_of(row["pid"]) for row in status["slots"]}
-            assert control.ask(running.client, running.name, "drain")["draining"] is True
+            assert drivers.ask(running.client, running.name, "drain")["draining"] is True
             assert running.command.wait() == 0
             eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
 
@@ -71,7 +71,7 @@ def test_a_fleet_ends_although_a_handler_does_not(told):
                 running.command.send_signal(signal.SIGTERM)
                 running.command.line("finishing running requests, within 0.5 s; interrupt again to exit immediately")
             else:
-                control.ask(running.client, running.name, "drain")
+                drivers.ask(running.client, running.name, "drain")
             assert running.command.poll(SPARK_TIMEOUT_SECONDS) == 1
             running.command.line("not finished within 0.5 s: gave up the requests of slot 0 on ")
             eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)

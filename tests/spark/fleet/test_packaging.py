@@ -10,15 +10,14 @@ import pytest
 from support import environment
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.fleet import packaging
-from zmdp.spark.fleet.cluster import Cluster
+from zmdp.spark.fleet.cluster import Cluster, write_package
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def package(tmp_path):
-    packaging.write_package(tmp_path / "zmdp.zip")
+    write_package(tmp_path / "zmdp.zip")
     return tmp_path / "zmdp.zip"
 
 
@@ -49,7 +48,7 @@ def test_executors_need_only_pyzmq_and_msgspec(package):
 
 def test_a_package_can_be_created_from_a_package(package, tmp_path):
     again = tmp_path / "again.zip"
-    code = f"import pathlib; from zmdp.spark.fleet.packaging import write_package as w; w(pathlib.Path({str(again)!r}))"
+    code = f"import pathlib; from zmdp.spark.fleet.cluster import write_package as w; w(pathlib.Path({str(again)!r}))"
     python(code, package)
     before, after = zipfile.ZipFile(package), zipfile.ZipFile(again)
     assert before.namelist() == after.namelist()

@@ -7,8 +7,9 @@ import pytest
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.fleet.cluster import Cluster, cores
+from zmdp.spark.fleet.doctor import is_loopback
 from zmdp.spark.fleet.driver import Fleet
-from zmdp.spark.fleet.settings import FleetSettings, is_loopback
+from zmdp.spark.fleet.settings import FleetSettings
 
 
 @pytest.mark.parametrize(

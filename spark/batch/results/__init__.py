@@ -1,0 +1,1 @@
+"""The results of jobs: collected, rendered, and sent or written to files."""
