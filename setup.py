@@ -36,15 +36,15 @@ BROKER = sorted({path.parent.relative_to(HERE).as_posix() for path in HERE.glob(
 def machines() -> list[str]:
     """Return the modules that mypyc compiles: the broker, the wire, and what costs time in clients and workers."""
     names = {
-        "mdp": ["backoff", "histogram", "linked_lists", "timers"],
+        "mdp": ["backoff", "histogram", "timers"],
         **{room: sorted({path.stem for path in HERE.glob(f"{room}/*.py")} - UNCOMPILED) for room in BROKER},
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
         "mdp/transport": ["failover"],
         "clients/calls": ["ask"],
         "clients/x1": ["broker_connection", "client_connection", "dialog", "errors", "session"],
         "workers": ["aio_connection", "connection", "threaded"],
-        "workers/session": ["credit", "heartbeats", "held", "outgoing", "session"],
-        "interop/freelance/worker": ["aio", "session", "threads"],
+        "workers/session": ["heartbeats", "held", "outgoing", "session"],
+        "interop/freelance/worker": ["servers", "session"],
     }
     return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]
 

@@ -10,10 +10,10 @@ from warnings import warn
 from ..mdp import tracing, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import RequestError, SettingError, ZmdpError
-from ..mdp.middleware import surrounded
 from ..mdp.program import process
+from ..mdp.program.arguments import surrounded
 from ..mdp.services import BaseService, Description, Service, Streaming
-from ..mdp.services.values import converted
+from ..mdp.services.value_types import converted
 from . import typed
 from .calls.arguments import DEFAULT_TOTAL_TIMEOUT, RequestArguments, SendArguments, StreamArguments, checked_timeout
 from .calls.ask import Ask, Dialog, Receiver, check_usable, new_ask

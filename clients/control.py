@@ -1,11 +1,11 @@
-"""Ask programs through their control services (`mdp/program/control.py`)."""
+"""Ask programs through their control services (`mdp/program/control_services.py`)."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from ..mdp.errors import RequestTimeout, ServiceError, ServiceNotFound
-from ..mdp.program.control import UNKNOWN_OPERATION, names_in, validate_name
+from ..mdp.program.control_services import UNKNOWN_OPERATION, names_in, validate_name
 from .mdclient import Client
 
 

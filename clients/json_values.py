@@ -6,7 +6,7 @@ import msgspec
 
 from ..mdp.errors import CodecError, flaw
 from ..mdp.services import About
-from ..mdp.services.schemas import RAW
+from ..mdp.services.json_schemas import RAW
 from .calls.reply import Reply
 
 

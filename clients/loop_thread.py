@@ -13,8 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from ..mdp.transport.polling import add_reader, remove_reader
-from ..mdp.transport.wake import Wake
+from ..mdp.transport.polling import Wake, add_reader, remove_reader
 from .calls.reply import closed_error
 
 T = TypeVar("T")

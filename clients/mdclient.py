@@ -13,7 +13,7 @@ from ..mdp.errors import RequestError, SettingError, ZmdpError
 from ..mdp.program import process
 from ..mdp.program.extras import install_command
 from ..mdp.services import BaseService, Description, Service, Streaming
-from ..mdp.services.values import converted
+from ..mdp.services.value_types import converted
 from . import typed
 from .aio import AsyncClient
 from .blocking import BlockingDialog

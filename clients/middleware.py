@@ -24,8 +24,7 @@ from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
-from ..mdp.middleware import surrounded
-from ..mdp.program.functions import name_of, underlying
+from ..mdp.program.arguments import name_of, surrounded, underlying
 from .blocking import BlockingDialog
 from .calls.ask import Ask, checked_body
 from .calls.reply import Reply, closed_error

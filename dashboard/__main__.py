@@ -18,7 +18,7 @@ from typing import Any, Final
 from ..clients import AsyncClient
 from ..mdp.http.server import Server, run
 from ..mdp.program import logs
-from ..mdp.program.control import SPARK
+from ..mdp.program.control_services import SPARK
 from ..mdp.security.keys import ClientKeys
 from .broker.observer import Observer
 from .broker.pages import BrokerSection

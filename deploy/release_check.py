@@ -13,7 +13,7 @@ RELEASED = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 
 
 def problems(package: str, changelog: str, tag: str = "") -> list[str]:
-    """Return what is wrong with a release, given the texts of the package's `__init__.py` and of the changelog."""
+    """Return what is wrong with a release, given the texts of the package's `version.py` and of the changelog."""
     (version,) = VERSION.findall(package)
     found = []
     if not RELEASED.fullmatch(version):
@@ -33,7 +33,7 @@ def problems(package: str, changelog: str, tag: str = "") -> list[str]:
 
 def main() -> int:
     """Print the problems.  Return 1 if there are any."""
-    package, changelog = ROOT / "src" / "zmdp" / "__init__.py", ROOT / "CHANGELOG.md"
+    package, changelog = ROOT / "src" / "zmdp" / "version.py", ROOT / "CHANGELOG.md"
     found = problems(package.read_text(), changelog.read_text(), *sys.argv[1:])
     print("\n".join(found) or "the versions agree, and the changelog has an entry")
     return bool(found)

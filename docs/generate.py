@@ -22,7 +22,7 @@ from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.cli.keys import cli as mdp_keys
 from zmdp.spark.cli import cli as mdp_spark
 from zmdp.titanic.operator.command.cli import cli as titanic
-from zmdp.workers.command.main import cli as mdworker
+from zmdp.workers.command.cli import cli as mdworker
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "reference/commands.md"

@@ -127,7 +127,7 @@ def keep(stack: ExitStack, client: Client, endpoint: str) -> bool:
     wait_for(client, "titanic.reply")
     say(f"$ titanic serve                          pid {titanic.pid}, on the same file: it has the request, no reply")
     say(f">>> ticket.ready()\n    {ticket.ready()}")
-    late = (str(BIN / "mdworker"), "zmdp.workers.echo:worker", "--service", "text.late", "--broker", endpoint)
+    late = (str(BIN / "mdworker"), "zmdp.workers.examples:echo", "--service", "text.late", "--broker", endpoint)
     running = stack.enter_context(process(*late, "--heartbeat", HEARTBEAT, "--log-level", "error"))
     say(f"    worker {running.pid} starts, and offers 'text.late'")
     reply = ticket.result(timeout=PATIENCE)
@@ -152,9 +152,9 @@ def main() -> None:
         client = stack.enter_context(Client(endpoint))
         offered: Counter[str] = Counter()
         for target, service in (
-            ("zmdp.workers.echo:worker", "echo"),
+            ("zmdp.workers.examples:echo", "echo"),
             ("text_services:count", "text.count"),
-            *[("zmdp.workers.sleep:worker", "sleep")] * 4,
+            *[("zmdp.workers.examples:sleep", "sleep")] * 4,
         ):
             running = stack.enter_context(worker(target, endpoint))
             offered[service] += 1
@@ -193,7 +193,7 @@ def main() -> None:
         scene(9, "The end: SIGTERM drains the broker")
     say(f"    broker exit code {broker.returncode}; the demo took {time.monotonic() - started:.1f} s")
     say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
-    say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")
+    say("    mdp-broker\n    mdworker zmdp.workers.examples:echo\n    mdclient call echo hello")
     say("\nWith Java 17, `make demo-spark` shows a query, a DataFrame through a service, and executors as workers.")
     if not (taken_over and kept) or broker.returncode:
         raise SystemExit("demo: something did not work as it should; see above")

@@ -21,9 +21,8 @@ import msgspec
 from ..mdp.errors import SettingError
 from ..mdp.http.problems import Problem
 from ..mdp.program import toml
-from ..mdp.program.control import SPARK
-from ..mdp.security.access import Mmi, Patterns, Permissions, digests, roles_in
-from ..mdp.security.tokens import bearer, digest_of
+from ..mdp.program.control_services import SPARK
+from ..mdp.security.access import Mmi, Patterns, Permissions, bearer, digest_of, digests, roles_in
 
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."

@@ -12,7 +12,7 @@ import click
 
 from ..mdp.cli.console import Address, Decorator, brokers_option, key_options, limit_option, options
 from ..mdp.errors import BindError
-from ..mdp.transport.tcp import is_loopback, listen
+from ..mdp.transport.listening import is_loopback, listen
 from .access import Access, load
 from .gateway import Settings
 

@@ -9,7 +9,7 @@ import tomlkit
 from ..mdp.cli import access_file
 from ..mdp.cli.console import CONTEXT_SETTINGS
 from ..mdp.program import toml
-from ..mdp.security.tokens import new_token
+from ..mdp.security.access import new_token
 from .access import load, parse
 
 _BEGINNING = "# Who may use the gateway: mdp-gateway http --access FILE.  Edit this file, or use mdp-gateway token.\n"

@@ -1,7 +1,7 @@
-"""Histograms: how many values were how large, by buckets with fixed bounds.
+"""Histograms: the number of values in each of several buckets with fixed bounds.
 
-The bounds belong to whoever counts.  What is counted can be sent as JSON, added up, compared with what was counted
-earlier, and shown as quantiles.
+The owner of a histogram has its bounds.  Histograms can be sent as JSON, added up, compared with earlier ones, and
+shown as quantiles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class Histogram:
-    """How many values were in which bucket, and their sum.
+    """The number of values in each bucket, and the sum of all values.
 
     Args:
-        buckets: How many values are in each bucket.  There is one more than there are bounds, for what is larger than
-            all of them; empty ones at the end may be missing, unless values are added.
+        buckets: The number of values in each bucket.  There is one bucket more than there are bounds, for larger
+            values; empty buckets at the end may be missing, unless values are added.
         total: The sum of all values.
     """
 
@@ -48,7 +48,7 @@ class Histogram:
         return self.buckets[:used]
 
     def since(self, earlier: "Histogram") -> "Histogram":
-        """Return what was counted after `earlier`; nothing if the counts began anew."""
+        """Return a histogram of the values since `earlier`; an empty one if the counts began anew."""
         size = max(len(self.buckets), len(earlier.buckets))
         more = [now - then for now, then in zip(_padded(self, size), _padded(earlier, size), strict=True)]
         if any(count < 0 for count in more):
@@ -78,7 +78,7 @@ class Histogram:
                     return lower
                 return round(lower + (bounds[index] - lower) * (wanted - seen) / count, 6)
             seen += count
-        return bounds[-1]  # only if rounding is to blame
+        return bounds[-1]  # reached only through rounding
 
     def cumulative(self, bounds: Sequence[float]) -> list[tuple[str, float]]:
         """Return the buckets as Prometheus has them: each contains all smaller values too."""

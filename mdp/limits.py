@@ -1,9 +1,15 @@
-"""The broker's settings with their defaults: heartbeats, retries, and a limit on everything that can grow."""
+"""The broker's settings with their defaults: heartbeats, retries, and a limit on everything that can grow.
+
+Clients and workers share some of them.
+"""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from .errors import SettingError
+
+DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:5555"
+"""Where a broker listens, and where clients and workers connect, by default."""
 
 
 def limit(default: Any, unit: str, text: str, derived: str = "") -> Any:

@@ -1,10 +1,13 @@
-"""When things are due: timers for any number of nodes, and alarms for what a machine or a loop has to do.
+"""Lists and timers of nodes, each of which can be removed in constant time; and alarms.
+
+The nodes of a `LinkedList` are the listed objects themselves.
 
 `Timers` set and clear a node in constant time, and find what is due without a scan.  Nodes that are due within the same
 interval of `resolution` seconds share a bucket, and only buckets are ordered.  A node comes up at the end of its
 bucket: at most `resolution` late, and never early.
 
-`Alarms` know what is due next without asking: whatever has something to do sets its own `Alarm`.
+`Alarms`, of a machine or a loop, know what is due next without asking: whatever has something to do sets its own
+`Alarm`.
 """
 
 from __future__ import annotations
@@ -12,14 +15,89 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, TypeVar
-
-from .linked_lists import Node
+from typing import Final, Generic, TypeVar, cast
 
 NEVER: Final = 1e300
 """Seconds; later than any clock reading, and finite, so that it can be reckoned with."""
 MAX_STALE_NUMBERS: Final = 64
 """Minimum number of stale bucket numbers in the heap before it is rebuilt, so that rebuilding costs little."""
+
+
+# ── lists ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Node:
+    """An object that can be in one `LinkedList` at a time."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self) -> None:
+        self.before: Node | None = None
+        self.after: Node | None = None
+
+
+N = TypeVar("N", bound=Node)
+
+
+class LinkedList(Generic[N]):
+    """Nodes in order.  Every operation takes constant time."""
+
+    __slots__ = ("first", "last", "size")
+
+    def __init__(self) -> None:
+        self.first: N | None = None
+        self.last: N | None = None
+        self.size = 0
+
+    def append(self, node: N) -> None:
+        """Add `node`, which is in no list, at the end."""
+        last = self.last
+        if last is None:
+            self.first = node
+        else:
+            last.after = node
+            node.before = last
+        self.last = node
+        self.size += 1
+
+    def prepend(self, node: N) -> None:
+        """Add `node`, which is in no list, at the front."""
+        first = self.first
+        if first is None:
+            self.last = node
+        else:
+            first.before = node
+            node.after = first
+        self.first = node
+        self.size += 1
+
+    def remove(self, node: N) -> None:
+        """Remove `node`, which is in this list."""
+        before, after = node.before, node.after
+        if before is None:
+            self.first = cast("N | None", after)
+        else:
+            before.after = after
+            node.before = None
+        if after is None:
+            self.last = cast("N | None", before)
+        else:
+            after.before = before
+            node.after = None
+        self.size -= 1
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[N]:
+        node = self.first
+        while node is not None:
+            after = node.after  # read first, since the caller may remove `node`
+            yield node
+            node = cast("N | None", after)
+
+
+# ── timers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class TimerNode(Node):
@@ -57,7 +135,7 @@ class Timers(Generic[T]):
 
     def __init__(self, resolution: float) -> None:
         self.alarm: Alarm | None = None
-        """Set to when the first node is due, or to an earlier time if that was cleared: `pop_due` corrects it."""
+        """Set to the due time of the first node, or of one that was cleared, until `pop_due` corrects it."""
         self._resolution = resolution
         self._buckets: dict[int, Bucket] = {}
         # A heap of the numbers of the buckets, and of some that no longer exist.
@@ -128,14 +206,17 @@ class Timers(Generic[T]):
             self.alarm.set(math.inf if due is None else due)
 
     def next_due(self) -> float | None:
-        """Return when `pop_due` next has something to do, or None."""
+        """Return the next time at which `pop_due` yields a node, or None."""
         while self._order and self._order[0] not in self._buckets:
             heapq.heappop(self._order)
         return self._order[0] * self._resolution if self._order else None
 
 
+# ── alarms ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 class Alarm:
-    """When one thing is due, which `action` does.
+    """The time at which one `action` is due.
 
     It stays due until it is set to another time: the action sets it again.
     """

@@ -42,7 +42,7 @@ class Handled(Protocol):
 
     @property
     def headers(self) -> Headers:
-        """The headers that the client sent.  They are parsed when first used, so nothing here reads them needlessly."""
+        """The headers that the client sent.  Reading them parses them, so this module does not do it needlessly."""
 
 
 OPENTELEMETRY: Final = "opentelemetry.trace"

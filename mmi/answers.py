@@ -28,12 +28,11 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from .. import __version__
 from ..mdp.errors import SettingError
-from ..mdp.program import compiled
 from ..mdp.service_limits import NO_LIMITS, ServiceLimits
 from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
 from ..mdp.wire.names import show, valid_service
+from ..version import __version__, compiled_parts
 
 if TYPE_CHECKING:
     from ..mdp.broker.core.directory import Directory
@@ -269,7 +268,7 @@ def _broker(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
         "name": "zmdp",
         "broker": broker.name,
         "version": __version__,
-        "compiled": compiled.parts(),
+        "compiled": compiled_parts(),
         "up_seconds": round(now - broker.started, 3),
         "draining": broker.draining,
         "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},

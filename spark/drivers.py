@@ -1,21 +1,27 @@
-"""The control service of a driver: a batch or fleet NAME offers `spark.control.NAME` (`mdp/program/control.py`).
+"""The control service of a driver: a batch or fleet NAME offers `spark.control.NAME`
+(`mdp/program/control_services.py`).
 
 All drivers have the operations `status` and `drain`; batches also have `catalogue`, `cancel`, `reload` and `history`.
 """
 
+import json
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 from ..clients import Client, control
-from ..mdp.errors import ZmdpError
-from ..mdp.program.control import SPARK, validate_name
+from ..mdp.codes import Code
+from ..mdp.errors import ServiceError, ZmdpError
+from ..mdp.program.control_services import SPARK, UNKNOWN_OPERATION, validate_name
 from ..mdp.security.keys import ClientKeys
-from ..workers import Worker
-from ..workers.control import Operation, control_handler
+from ..workers import Request, Worker
 
 log = logging.getLogger("zmdp.spark")
+
+Operation = Callable[[Mapping[str, Any], Request], Mapping[str, Any]]
+"""Takes the JSON object in a request, and the request; returns the reply's object.  May raise `ServiceError`."""
 
 names = partial(control.programs, prefix=SPARK)
 ask = partial(control.ask, prefix=SPARK)
@@ -41,3 +47,28 @@ def control_service(
     handler = control_handler(name, operations, admin_only={"drain", "reload"})
     with Worker(service, handler, broker=broker, key=keys, concurrency=2):
         yield
+
+
+def control_handler(
+    name: str, operations: Mapping[str, Operation], *, admin_only: Collection[str] = ()
+) -> Callable[[Request], bytes]:
+    """Return the handler of the control service of the program `name`, which has these operations.
+
+    If the broker has access control, those named in `admin_only` are for admins.
+    """
+
+    def handle(request: Request) -> bytes:
+        try:
+            command = json.loads(request[0])
+            op = command["op"]
+            operation = operations[op]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            text = f'expected one frame of JSON, {{"op": …}}, where op is one of: {", ".join(operations)}'
+            raise ServiceError(UNKNOWN_OPERATION, text) from None
+        if op in admin_only and request.user and not request.admin:
+            raise ServiceError(
+                Code.NOT_ALLOWED, f"role {request.user} may not ask {name} for {op!r}: only an admin may"
+            )
+        return json.dumps(operation(command, request)).encode()
+
+    return handle

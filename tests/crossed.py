@@ -19,10 +19,10 @@ from typing import Any
 import click
 
 from zmdp import AsyncClient, AsyncWorker
-from zmdp.mdp.program.compiled import summary
 from zmdp.testing import running_broker
 from zmdp.titanic import AsyncTitanic
 from zmdp.titanic.server.program import Server
+from zmdp.version import build
 
 PACKAGE = "/zmdp/"
 DURABLE = 20
@@ -87,7 +87,7 @@ async def submit(crossed: Crossed, endpoint: str) -> set[str]:
 
 def main() -> None:
     """Print the files, and their number."""
-    if "pure" not in summary():
+    if "pure" not in build():
         sys.exit("compiled functions cannot be seen: set ZMDP_PURE=1")
     travel = {"": call, "durable": submit}[sys.argv[1] if len(sys.argv) > 1 else ""]
     crossed = Crossed()

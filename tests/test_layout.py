@@ -14,7 +14,7 @@ TITANIC = {"titanic", "titanic.api"}
 
 
 def test_the_modules_are_found():
-    assert {"zmdp", "zmdp.pure", "zmdp.mdp.errors", "zmdp.mdp.wire.commands", "zmdp.clients"} <= SOURCES.keys()
+    assert {"zmdp", "zmdp.version", "zmdp.mdp.errors", "zmdp.mdp.wire.commands", "zmdp.clients"} <= SOURCES.keys()
     assert ("zmdp.mdp.errors", "loaded") in imports("zmdp.mdp.limits")
     assert ("zmdp.clients", "types") in imports("zmdp")
     assert ("zmdp.mdp.wire.batch", "loaded") in imports("zmdp.workers.session.session")
@@ -59,11 +59,11 @@ def test_importing_errors_loads_neither_sockets_nor_the_broker():
     assert "zmdp.mdp.errors" in loaded
     assert not [name for name in loaded if name.split(".")[0] in {"zmq", "socket", "click", "sqlalchemy"}]
     ours = {name for name in loaded if name.startswith("zmdp")}
-    assert ours == {"zmdp", "zmdp.pure", "zmdp.mdp", "zmdp.mdp.errors"}
+    assert ours == {"zmdp", "zmdp.version", "zmdp.mdp", "zmdp.mdp.errors"}
 
 
 def test_importing_the_package_loads_no_subpackage():
-    assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.pure"}
+    assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.version"}
 
 
 @pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.command.main"])
@@ -80,7 +80,7 @@ def test_what_some_users_lack_is_not_imported(statement):
     assert not {"pyarrow", "pyspark", "pandas"} & loaded_by(statement)
 
 
-@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.command.main"])
+@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.command.cli"])
 def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages

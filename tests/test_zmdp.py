@@ -7,7 +7,7 @@ import click
 import pytest
 
 from zmdp.cli import HELP, cli
-from zmdp.commands import PROGRAMS, SHORTCUTS
+from zmdp.entry_points import PROGRAMS, SHORTCUTS
 from zmdp.mdp.cli.console import SectionedCommand
 
 NAMES = [name for commands in HELP.values() for name in commands]
@@ -47,7 +47,7 @@ def test_the_help_and_the_version(in_this_process):
 def test_the_help_imports_nothing_but_click():
     program = """
 import sys
-from zmdp.commands import zmdp
+from zmdp.entry_points import zmdp
 sys.argv = ["zmdp", "--help"]
 try:
     zmdp()
@@ -57,7 +57,7 @@ finally:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1].split()
     ours = {name for name in loaded if name.split(".")[0] == "zmdp"}
-    assert ours == {"zmdp", "zmdp.pure", "zmdp.commands", "zmdp.cli"}
+    assert ours == {"zmdp", "zmdp.version", "zmdp.entry_points", "zmdp.cli"}
     assert not {"asyncio", "msgspec", "sqlalchemy", "zmq"} & {*loaded}
 
 

@@ -5,12 +5,11 @@ import logging
 from typing import Final, Self
 
 from ..mdp.errors import SettingError
-from ..mdp.program.functions import name_of
+from ..mdp.program.arguments import name_of
 from ..mdp.program.loading import check_not_importing
 from .aio_connection import AsyncConnection
-from .aio_handling import AsyncHandler, HandlerCalls
+from .aio_handling import AsyncHandler, BlockingWatch, HandlerCalls
 from .base import BaseWorker
-from .blocking import BlockingWatch
 
 DEFAULT_CONCURRENCY: Final = 64
 """Maximum number of concurrent requests: handlers that await should not queue behind each other."""

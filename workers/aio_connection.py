@@ -10,11 +10,9 @@ from ..mdp.program.logs import fields_of
 from ..mdp.security.keys import ClientKeys
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
-from .aio_handling import EAGER, MAX_TURN_SECONDS, HandlerCalls, HandlerTask, begin_task
-from .blocking import BlockingWatch
+from .aio_handling import EAGER, MAX_TURN_SECONDS, BlockingWatch, HandlerCalls, HandlerTask, begin_task
 from .connection import FLUSH_SECONDS, WorkerConnection
-from .contexts import RequestContexts
-from .handling import Outcome, failed
+from .handling import Outcome, RequestContexts, failed
 from .session.request import Request
 from .session.session import WorkerSession
 
@@ -55,16 +53,12 @@ class AsyncConnection(WorkerConnection):
 
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
-        add_reader(self._loop, descriptor, self._report if descriptor == self.monitor_descriptor else self._turn)
+        add_reader(self._loop, descriptor, self._turn)
         self._schedule()
 
     def closing(self, descriptor: int) -> None:
         """Stop watching a descriptor that is about to be closed."""
         remove_reader(self._loop, descriptor)
-
-    def _report(self) -> None:
-        self.monitor_reported = True
-        self._turn()
 
     def leave(self) -> None:
         """Take no more requests, and end when those in progress are finished."""

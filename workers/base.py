@@ -7,15 +7,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.program import process
-from ..mdp.program.functions import is_async, name_of
-from ..mdp.program.spelling import check_known
+from ..mdp.program.arguments import check_known, is_async, name_of
 from ..mdp.transport.sockets import Context, end, own_context
-from .arguments import WorkerArguments, WorkerSettings
 from .connection import WorkerConnection, ready_options
 from .handling import HandlerAdapter
-from .session.credit import CreditController
+from .session.held import CreditController
 from .session.request import Request
 from .session.session import WorkerSession
+from .settings import WorkerArguments, WorkerSettings
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])

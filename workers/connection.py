@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import zmq
 
-from .. import __version__
 from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.errors import BindError, SettingError, flaw
@@ -26,12 +25,12 @@ from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
 from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context
 from ..mdp.wire import Message
-from ..mdp.wire.about import MAX_ABOUT, encode_about
+from ..mdp.wire.options import MAX_ABOUT, encode_about
+from ..version import __version__
 from .handling import Failed
-from .session.events import Cancelled, ConnectionEnded, HandlerStuck
 from .session.request import Request
 from .session.session import WorkerSession
-from .session.states import CLOSED
+from .session.states import CLOSED, Cancelled, ConnectionEnded, HandlerStuck
 
 LINGER_MS: Final = 3_000
 """Time for the last messages (a FINAL, DISCONNECT), which may be large, to be sent after closing."""
@@ -40,7 +39,7 @@ SEND_RETRY_SECONDS: Final = 0.01
 FLUSH_SECONDS: Final = 0.0005
 """Time after which replies are sent even if more are about to follow."""
 REFUSAL_SECONDS: Final = 1.0
-"""How long a broker may take to refuse a worker, which then says that it serves; brokers do not answer READY."""
+"""Time after which a worker that was not refused logs that it serves: some brokers do not answer READY."""
 MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | ENDED | HANDSHAKE_FAILED
 """Events that show whether a broker is there: the connection is established, an attempt has failed, or it has ended."""
 
@@ -50,8 +49,8 @@ log = logging.getLogger("zmdp.worker")
 def ready_options(
     name: str, *, dialect: bool, about: Mapping[str, Any] | None, limits: ServiceLimits = NO_LIMITS
 ) -> bytes:
-    """Return the options of READY (X1): what operators see of this process, whether it wants clients' `dialect`, what
-    callers are told about the service, and its limits.
+    """Return the options of READY (X1): the process as operators see it, whether it wants to know the `dialect` of
+    clients, the description of the service for callers, and its limits.
 
     Raises `SettingError` if that is too large, or not JSON.
     """
@@ -106,8 +105,6 @@ class WorkerConnection:
         self.more = False
         """Whether there is more to receive, so that `step` is due immediately."""
         self.flushed_at = 0.0
-        self.monitor_reported = False
-        """Set when the monitor's descriptor is readable.  Asking the monitor itself at every step would cost more."""
         self._several = session.failover.several
         self._endpoint = ""  # of the socket
         self._context = context
@@ -115,7 +112,7 @@ class WorkerConnection:
         self._level = level
         self._dealer: MonitoredDealer | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        # The monitor reports `MONITORED` events until the broker answers; with several, and when the connection ends.
+        # The monitor reports `MONITORED` events until the broker answers, or with several until the connection ends.
         self.monitor_descriptor = -1
         self._probe: Probe | None = None  # finds out whether the first broker is back
         self._connected = False  # the connection is established
@@ -185,7 +182,7 @@ class WorkerConnection:
             while True:
                 self.flush(now)
                 self._receive(now)
-                if self.monitor_descriptor >= 0 and (not self._connected or self.monitor_reported):
+                if self.monitor_descriptor >= 0:
                     self._ask_monitor(now)
                 if self._announce_at < math.inf and (session.heartbeats.heard or now >= self._announce_at):
                     self._announce()
@@ -251,7 +248,7 @@ class WorkerConnection:
             self._note_progress(bool(sent), now)
 
     def tell(self, now: float) -> None:
-        """Act on what has happened in the session."""
+        """Act on the session's events."""
         for event in self.session.take_events():
             if isinstance(event, Cancelled):
                 self.cancelled(event.request)
@@ -336,7 +333,6 @@ class WorkerConnection:
         If a broker refuses the worker, lose the connection: ZeroMQ would not connect again.  With several brokers, lose
         it also if nobody answers, and when it ends.
         """
-        self.monitor_reported = False
         session, dealer = self.session, self._dealer
         if dealer is None:
             return
@@ -407,7 +403,6 @@ class WorkerConnection:
     def _monitor_opened(self, dealer: MonitoredDealer) -> None:
         self.monitor_descriptor = dealer.monitor_descriptor
         self.opened(self.monitor_descriptor)
-        self.monitor_reported = True  # its descriptor signals what arrives after it was asked
 
     def _end_monitor(self) -> None:
         if self.monitor_descriptor >= 0 and self._dealer is not None:

@@ -1,10 +1,19 @@
-"""Shared by both kinds of workers: turn a request into a handler's argument, and its result into frames."""
+"""Shared by both kinds of workers: what surrounds the call of a handler.
+
+A request becomes a handler's argument, and the result becomes frames, or a failure.  Each call has a context of its
+own.  A process that a handler has forked ends with the call.
+"""
 
 import logging
+import os
+import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import Context as TaskContext
+from contextvars import copy_context
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..mdp import tracing
 from ..mdp.codecs import Codec, Coder
@@ -96,7 +105,7 @@ class HandlerAdapter:
 
     def frames(self, result: object) -> list[bytes]:
         """Return a handler's result as at least one frame (C7).  Raises `HandlerError` or `CodecError`."""
-        if self._coder is None:  # the most frequent results first
+        if self._coder is None:  # the most frequent results: the rest takes 20 % of a request
             if type(result) is bytes and len(result) <= MAX_BODY:
                 return [result]
             if isinstance(result, list) and len(result) == 1:
@@ -121,7 +130,7 @@ def check_result(result: object) -> None:
 
 
 def failed(error: BaseException, request: Request) -> Failed:
-    """Return what to report to the client for an exception.  Only the log gets the traceback.
+    """Return the failure to report to the client for an exception.  Only the log gets the traceback.
 
     A group with a single exception, as a TaskGroup raises it, stands for that one.
     """
@@ -169,7 +178,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _problem(error: ServiceError) -> str | None:
-    """Return why an ERROR cannot carry this, or None: it has a code of three digits, a text, and perhaps a detail."""
+    """Return the reason why an ERROR cannot carry `error`, or None: it needs a code of three digits and a text."""
     given: Any = error  # a handler can pass values of any type
     code, text, detail = given.code, given.text, b"" if given.detail is None else given.detail
     if not (isinstance(code, int) and 0 <= code <= 999):
@@ -201,3 +210,64 @@ def _checked(frames: list[bytes]) -> list[bytes]:
             f"{MAX_BODY_FRAMES} frames"
         )
     return frames
+
+
+class RequestContexts:
+    """Makes a context for each request, a copy of the one in which the worker was started.
+
+    Every handler sees the variables that a lifespan has set in that context; those that a handler sets are gone with
+    its request.
+
+    A program that has used `decimal` has a `decimal.Context` in it, which handlers change and do not replace, as in
+    `decimal.getcontext().prec = 6`.  So each request also gets a copy of that.
+
+    Args:
+        base: The context that is copied; by default the current one.
+    """
+
+    def __init__(self, base: TaskContext | None = None) -> None:
+        self.base = copy_context() if base is None else base
+        self._decimal: Any = sys.modules.get("decimal")
+        self._arithmetic = None if self._decimal is None else _first(self.base, self._decimal.Context)
+
+    def new(self) -> TaskContext:
+        """Return the context for a request."""
+        context = self.base.copy()
+        if self._arithmetic is not None:
+            context.run(self._decimal.setcontext, self._arithmetic.copy())
+        return context
+
+    def renewed(self, snapshot: TaskContext) -> TaskContext:
+        """Prepare the current context, in which a request has set nothing, for the next request.
+
+        `snapshot` is a copy of the context as the last request was given it.  Return such a copy for the next one.
+        """
+        if self._arithmetic is None:
+            return snapshot
+        self._decimal.setcontext(self._arithmetic.copy())
+        return copy_context()
+
+
+def _first(context: TaskContext, kind: type) -> Any:
+    return next((value for value in context.values() if isinstance(value, kind)), None)
+
+
+log = logging.getLogger("zmdp.worker")
+
+
+def end_forked(request: Request, error: BaseException | None = None) -> NoReturn:
+    """End this process, which is not the one that received the request: it must not reply over its parent's sockets.
+
+    As in any program, `SystemExit` says with which code.  The child's `error`, or that it has returned, is logged.
+    """
+    code = error.code if isinstance(error, SystemExit) else 1
+    if error is None:
+        text = "%s: the handler has returned in a process that it has forked, which ends: end it with os._exit()"
+        log.error(text, request.service)
+    elif not isinstance(error, SystemExit):
+        text = "%s: the handler failed in a process that it has forked, which ends"
+        log.error(text, request.service, exc_info=error)
+    with suppress(Exception):  # as Python does at the end of a program
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

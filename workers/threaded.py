@@ -9,10 +9,8 @@ from typing import Final
 
 from ..mdp.program.logs import fields_of
 from ..mdp.security.keys import ClientKeys
-from ..mdp.transport.multipart import milliseconds
-from ..mdp.transport.polling import READABLE, new_poller
+from ..mdp.transport.polling import READABLE, Wake, milliseconds, new_poller
 from ..mdp.transport.sockets import Context
-from ..mdp.transport.wake import Wake
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
 from .handling import Failed
 from .session.request import Request
@@ -261,9 +259,7 @@ class ThreadedConnection(WorkerConnection):
         finally:
             self._lock.acquire()
         for descriptor, _ in ready:
-            if descriptor == self.monitor_descriptor:
-                self.monitor_reported = True
-            elif descriptor == self._wake.descriptor:
+            if descriptor == self._wake.descriptor:
                 self._wake.clear()
 
     def _step(self, now: float) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final, Self, TypedDict
 
 from ...mdp.limits import check_number
-from ...mdp.program.spelling import spelling_hint
+from ...mdp.program.arguments import spelling_hint
 from ...mdp.security.keys import BrokerKey, ClientKeys, Key
-from ...mdp.transport.brokers import checked_brokers
+from ...mdp.transport.endpoints import checked_brokers
 from ...mdp.transport.sockets import Context, end, own_context
 from .arguments import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, MAX_OUTSTANDING, checked_max_outstanding, checked_protocol
 

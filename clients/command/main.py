@@ -73,7 +73,7 @@ def cli() -> None:
     \b
     Try it, each in a terminal of its own:
       mdp-broker                                start a broker on this machine
-      mdworker zmdp.workers.echo:worker         offer the service echo
+      mdworker zmdp.workers.examples:echo       offer the service echo
       mdclient call echo hello                  call it
 
     Replies go to stdout, everything else to stderr.
@@ -210,7 +210,7 @@ def services(*, on: str | None, as_json: bool, **connection: Any) -> None:
             line = f"{row['name']:{width}}  {row['workers']:7}  {row['idle']:7}  {row['queued']:7}"
             click.echo(f"{line}  {elsewhere(row) or '-'}" if linked else line)
     else:
-        click.echo("no services: start a worker, for example `mdworker zmdp.workers.echo:worker`", err=True)
+        click.echo("no services: start a worker, for example `mdworker zmdp.workers.examples:echo`", err=True)
     if answer["more"]:
         click.echo(f"{answer['more']} more are not shown", err=True)
 
@@ -323,7 +323,7 @@ def bench(
     """Benchmark SERVICE: throughput and latency percentiles.
 
     \b
-    mdworker zmdp.workers.sleep:worker --processes 4
+    mdworker zmdp.workers.examples:sleep --processes 4
     mdclient bench sleep 1 --load mixed --slow 200
 
     Latencies are accurate to one part in 128.  In a mixed load a request's latency counts from the moment at which it

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ...mdp.errors import CodecError
 from ...mdp.services import Description
-from ...mdp.services.schemas import RAW, REFERENCE, Schema, definitions
+from ...mdp.services.json_schemas import RAW, REFERENCE, Schema, definitions
 
 _SIMPLE: Final[Mapping[str, str]] = {
     "string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None", "object": "dict[str, Any]",

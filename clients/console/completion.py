@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from ...mdp.cli.console import CONTEXT_SETTINGS
 from ...mdp.errors import ZmdpError
 from ...mdp.security.keys import load_keys
-from ...mdp.transport.brokers import split_brokers
+from ...mdp.transport.endpoints import split_brokers
 from ..mdclient import Client
 
 COMMANDS: Final = ("zmdp", "mdp-broker", "mdp-keys", "mdclient", "mdworker", "titanic", "mdp-gateway", "mdp-spark")

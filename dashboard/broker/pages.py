@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from ...clients.command.stubs import types
 from ...mdp.histogram import times_in
-from ...mdp.program.control import SPARK
+from ...mdp.program.control_services import SPARK
 from ...mdp.service_limits import ServiceLimits
 from ...mdp.services import About, Description
 from ...mdp.services.submission import show_defaults

@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ... import __version__
+from ...version import __version__
 from .formats import FILTERS, link
 from .visitors import SESSION_SECONDS, Visitor, Visitors, cookie_name, new_session
 

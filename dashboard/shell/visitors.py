@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from starlette.requests import HTTPConnection
 
 from ...mdp.http.limits import ServerLimits
-from ...mdp.security.tokens import bearer, digest_of
+from ...mdp.security.access import bearer, digest_of
 
 SESSION_SECONDS: Final = 12 * 3600
 """How long a session lasts after its last use."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ...clients import AsyncClient
 from ...mdp.errors import ZmdpError
-from ...mdp.program.control import names_in
+from ...mdp.program.control_services import names_in
 from ..broker.observer import Observer, Unavailable
 
 TIMEOUT_SECONDS: Final = 5.0

@@ -7,7 +7,7 @@ from typing import Final
 
 from ...mdp.errors import ZmdpError
 from ...mdp.http.problems import Problem
-from ...mdp.program.control import SPARK
+from ...mdp.program.control_services import SPARK
 from ...mdp.security.access import Permissions
 from ..access import Caller
 from ..gateway import Gateway

@@ -11,9 +11,9 @@ from mcp.server.session import ServerSession
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
-from ... import __version__
 from ...mdp.errors import ZmdpError
 from ...mdp.http.problems import Problem
+from ...version import __version__
 from ..access import Caller
 from ..gateway import Gateway
 from .calls import Context, call, explained

@@ -21,7 +21,7 @@ import msgspec
 from ...clients.json_values import encoded, is_text, json_of
 from ...mdp.errors import CodecError
 from ...mdp.services import About
-from ...mdp.services.schemas import RAW, REFERENCE, Schema, definitions
+from ...mdp.services.json_schemas import RAW, REFERENCE, Schema, definitions
 
 MAX_NAME: Final = 128
 """Characters of a tool's name (MCP, "Tool Names")."""

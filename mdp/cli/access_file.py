@@ -13,7 +13,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from ..errors import SettingError
 from ..program import toml
-from ..program.spelling import spelling_hint
+from ..program.arguments import spelling_hint
 from ..security.access import Access, load, parse
 from ..security.certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
 from ..security.keys import create_keys

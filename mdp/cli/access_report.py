@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..security.access import LIMITS, Access, Permissions
-from ..security.tokens import written
+from ..security.access import LIMITS, Access, Permissions, written
 
 SHOWN_DIGEST: Final = 15
 """Characters of a token's digest that are shown."""

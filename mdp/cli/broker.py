@@ -14,13 +14,13 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
-from ...pure import PURE
+from ... import version
+from ...version import PURE
 from ..broker.io.dialer import LinkTo
 from ..broker.io.loop import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
-from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
-from ..limits import Limits
-from ..program import compiled, toml
+from ..limits import DEFAULT_ENDPOINT, Limits
+from ..program import toml
 from ..program.logs import counted
 from ..security.access import Access, load
 from ..security.certificates import public_key
@@ -354,11 +354,11 @@ def _unfinished(server: Server) -> str:
 
 def _log_build() -> None:
     """Log that it is not compiled, unless the environment asks for that: pip does not say so."""
-    if not PURE and not all(compiled.parts().values()):
+    if not PURE and not all(version.compiled_parts().values()):
         log.info(
             "slower than it could be: not all of zmdp is compiled (%s), which takes a C compiler when it is installed; "
             "pip install -v shows why a build did not compile",
-            compiled.summary(),
+            version.build(),
         )  # fmt: skip
 
 

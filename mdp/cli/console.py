@@ -17,8 +17,7 @@ from typing import Any, Final, NoReturn, TextIO
 import click
 import zmq
 
-from ... import __version__
-from ..defaults import DEFAULT_ENDPOINT
+from ... import version
 from ..errors import (
     BrokerUnreachable,
     RequestError,
@@ -33,11 +32,10 @@ from ..errors import (
     WorkerLost,
     ZmdpError,
 )
-from ..limits import LARGEST
-from ..program import compiled, logs
+from ..limits import DEFAULT_ENDPOINT, LARGEST
+from ..program import logs
 from ..security.keys import load_keys
-from ..transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE, split_brokers
-from ..transport.sockets import port_problem
+from ..transport.endpoints import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE, port_problem, split_brokers
 
 CONTEXT_SETTINGS: Final[dict[str, Any]] = {
     "max_content_width": 110,
@@ -453,8 +451,8 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def show_version(context: click.Context) -> NoReturn:
     """Print the version and which modules are compiled, and exit."""
-    build = f"{compiled.summary()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
-    click.echo(f"{context.find_root().info_name} {__version__} ({build})")
+    build = f"{version.build()}; pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
+    click.echo(f"{context.find_root().info_name} {version.__version__} ({build})")
     context.exit()
 
 

@@ -10,10 +10,9 @@ from typing import Any, Final, NoReturn
 import click
 
 from ..errors import SettingError
-from ..security.access import LIMITS, MMI, Permissions, load
+from ..security.access import LIMITS, MMI, Permissions, load, new_token
 from ..security.certificates import PUBLIC_SUFFIX, read_certificate
 from ..security.keys import create_keys
-from ..security.tokens import new_token
 from . import access_file
 from .access_report import key_rows
 from .console import CONTEXT_SETTINGS, Group, limit_option, options, printable, run, version_option

@@ -28,10 +28,10 @@ import zmq
 
 from ..broker.io.loop import Server
 from ..errors import BindError, SettingError
-from ..program.control import SPARK
+from ..program.control_services import SPARK
 from ..program.extras import WEB_PACKAGES, install_command
 from ..security.access import Access, Permissions
-from ..transport.tcp import is_loopback, listen, shown_address
+from ..transport.listening import is_loopback, listen, shown_address
 
 MODULE: Final = "zmdp.dashboard"
 ROLE: Final = "(dashboard)"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..limits import limit
-from ..transport.tcp import is_loopback
+from ..transport.listening import is_loopback
 from .problems import Problem, RawHeaders
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")

@@ -15,7 +15,7 @@ from uvicorn import Config
 
 from ..errors import SettingError
 from ..program.logs import counted
-from ..transport.tcp import BACKLOG, shown_address
+from ..transport.listening import BACKLOG, shown_address
 from .guard import Alone, Guard, Owner
 from .limits import ServerLimits
 

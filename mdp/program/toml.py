@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import SettingError, flaw
-from .spelling import spelling_hint
+from .arguments import spelling_hint
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 

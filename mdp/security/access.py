@@ -1,6 +1,12 @@
-"""The access file of a broker: its own key, and roles with keys, permissions and limits (docs/how-to/security.md)."""
+"""The access file of a broker: its own key, and roles with keys, tokens, permissions and limits.
 
+docs/how-to/security.md describes it.  Programs that speak HTTP show their role by a bearer token, of which an access
+file has only the digest.  A token has 256 random bits, so a digest needs no salt and no slow function.
+"""
+
+import hashlib
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
@@ -14,7 +20,6 @@ from ..limits import LARGEST
 from ..program import toml
 from ..service_limits import ServiceLimits
 from .certificates import public_key, read_secret
-from .tokens import parse_digest
 
 Mmi = Literal["none", "service", "all"]
 """What a role may ask the broker itself: nothing, whether a service exists, everything."""
@@ -114,7 +119,7 @@ class Access:
     limits: Mapping[str, ServiceLimits] = field(default_factory=dict)
     """The limits of services, by patterns of their names; the first that matches applies."""
     tokens: Mapping[bytes, str] = field(default_factory=dict, repr=False)
-    """The role of each token, by the token's digest (`zmdp.mdp.security.tokens`)."""
+    """The role of each token, by the token's digest (`digest_of`)."""
     added: Mapping[bytes, Permissions] = field(default_factory=dict, repr=False)
     """The permissions of keys that are not in the file, but that the program itself has added."""
 
@@ -242,3 +247,39 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 def _matches(matcher: re.Pattern[str], service: bytes) -> bool:
     name = service.decode(errors="surrogateescape")
     return not name.startswith(_MMI_PREFIX) and matcher.match(name) is not None
+
+
+TOKEN_PREFIX: Final = "zmdp_"  # noqa: S105 - not a password
+"""Makes tokens recognisable, for example by programs that look for secrets in source code."""
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+def new_token() -> tuple[str, str]:
+    """Return a new token, and what access files say instead of it."""
+    token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    return token, written(digest_of(token.encode()))
+
+
+def written(digest: bytes) -> str:
+    """Return a digest as access files have it."""
+    return f"sha256:{digest.hex()}"
+
+
+def digest_of(token: bytes) -> bytes:
+    """Return the digest by which a token is looked up: how long that takes tells nothing about the token."""
+    return hashlib.sha256(token).digest()
+
+
+def parse_digest(text: str) -> bytes:
+    """Return the digest that an access file names.  Raises `SettingError`."""
+    match = _DIGEST.fullmatch(text)
+    if match is None:
+        shown = text if text.startswith("sha256:") else "a text without sha256:"  # it may be a token
+        raise SettingError(f"{shown}: expected sha256: and 64 hexadecimal digits")
+    return bytes.fromhex(match[1])
+
+
+def bearer(authorization: bytes) -> bytes | None:
+    """Return the token in a header Authorization, or None if there is none."""
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None

@@ -1,4 +1,4 @@
-"""What a service is: its name and the types of its values, for those who offer it and those who call it."""
+"""Services as both sides know them: a name, and the types of the values."""
 
 from .about import About, Description
 from .service import BaseService, Service, Streaming

@@ -1,11 +1,11 @@
-"""What a worker says of its service, and how others read it: the option `about` of READY (docs/reference/x1.md)."""
+"""A worker's description of its service, and how others read it: the option `about` of READY (docs/reference/x1.md)."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .schemas import Schema
+from .json_schemas import Schema
 from .submission import read_defaults
 from .tool import Tool, read_tool
 
@@ -14,7 +14,7 @@ _PARTS: Final = re.compile(r"([0-9]{1,18})|([^0-9]+)")
 
 @dataclass(frozen=True)
 class About:
-    """What workers say of their service.  Nobody has checked it: it may be wrong, or meant to deceive.
+    """A service as its workers describe it.  Nobody has checked that: it may be wrong, or meant to deceive.
 
         about = client.describe("images.resize").about
         about.description, about.request

@@ -19,8 +19,7 @@ from uuid import UUID
 import msgspec
 
 from ..errors import CodecError
-from .misfit import Misfit
-from .refusals import check_keys
+from .misfits import Misfit, check_keys
 from .type_parts import arguments_of, bare, fields_of, is_model, is_union, parts, show
 
 _PACKAGES: Final = frozenset({"pydantic", "pydantic_core", "annotated_types"})

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from ..errors import CodecError, SettingError
 from ..wire.names import service_name
 from .submission import checked_defaults
-from .values import ValueType
+from .value_types import ValueType
 
 In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers' messages
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above

@@ -1,4 +1,4 @@
-"""Which of its brokers a client or worker connects to, and when; and when it looks whether its first broker is back."""
+"""Chooses among the brokers of a client or worker, and decides when to connect and when to probe the first one."""
 
 import math
 import random
@@ -21,12 +21,12 @@ PROBE_TIMEOUT_SECONDS: Final = 2.0
 class Failover:
     """A peer's brokers in order of preference, the one in use, and the peer's moves between them.
 
-    A peer stays with its broker as long as that broker is of use.  When it loses one that was, it connects at once: to
-    the first, or to the second if it has just lost the first.  When a broker does not answer, refuses the peer or
-    drains, it tries the next in the list, and after the last the first again.  There is a pause only when it has tried
-    all of them in a row, and a longer one each time.
+    A broker is of use if it answers and does not refuse the peer.  A peer stays with such a broker.  When it loses it,
+    it connects at once: to the first broker, or to the second if it has just lost the first.  When a broker is of no
+    use, or drains, the peer tries the next in the list, and after the last the first again.  It pauses only after it
+    has tried all of them in a row, longer each time.
 
-    While a peer is not at the first broker, that is probed (`Probe`).  Once it answers, the peer is to return to it.
+    While a peer is at another broker, the first one is probed (`Probe`).  Once that answers, the peer returns to it.
     """
 
     def __init__(self, endpoints: Sequence[str], rng: Any = random, pauses: tuple[float, float] = PAUSES) -> None:
@@ -43,12 +43,12 @@ class Failover:
         self.returning = False
         """Whether the first broker is back, and the connection, which is to another, is to be ended."""
         self.probe_at = math.inf
-        """When to probe the first broker; while that is done, when it has taken too long."""
+        """When to probe the first broker; during a probe, when it has taken too long."""
         self.connected_at = -math.inf
         """When the connection was made."""
         self._at = 0
         self._tried = 0
-        """Brokers that were left in a row; only the first of them may have been of use."""
+        """Number of brokers left in a row, of which only the first may have been of use."""
         self._pauses = Backoff(pauses, rng)
         self._drain_pauses = Backoff((pauses[0], LONGEST_DRAIN_PAUSE), rng)
         self._probe_pauses = Backoff(PROBE_INTERVAL, rng)
@@ -79,7 +79,7 @@ class Failover:
             dismissed: The broker has told the peer to leave, because it drains.
         """
         left, lasted = self.endpoint, now - self.connected_at
-        # With one broker, only one that was of use is known to drain; another may refuse the peer without a reason.
+        # A single broker is known to drain only if it was of use: others may refuse the peer without a reason.
         self.dismissed = dismissed and (of_use or self.several or self.dismissed)
         if of_use:
             self._begin_again()
@@ -89,7 +89,7 @@ class Failover:
         self.retry_at = now
         if not of_use and self._tried % len(self.endpoints) == 0:
             self.retry_at += (self._drain_pauses if self.dismissed else self._pauses).take()
-        # Not back to the first if the broker drains: that may have drained just before, and a third would not be tried.
+        # If the broker drains, not back to the first, which may have drained just before: a third would not be tried.
         following = 0 if self._at and of_use and not dismissed else self._at + 1
         self._at = following % len(self.endpoints)
         self.moved = ""

@@ -1,6 +1,7 @@
-"""Sockets for lasting connections, and what to do before a ROUTER listens, which libzmq leaves undone."""
+"""Sockets that listen: ROUTERs, and TCP ports for HTTP; and whether other machines can reach them."""
 
 import ctypes
+import ipaddress
 import os
 import secrets
 import socket as sockets
@@ -66,3 +67,59 @@ def listener(context: Context, *, linger_ms: int, max_message: int) -> zmq.Socke
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
     options = {zmq.LINGER: linger_ms, zmq.MAXMSGSIZE: max_message, zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 1024}
     return new_socket(context, zmq.ROUTER, options | LASTING)
+
+
+BACKLOG: Final = 1024
+
+
+def listen(host: str, port: int) -> sockets.socket:
+    """Return a socket that listens at an address.  Raises `BindError`."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        family, kind, protocol, _, address = sockets.getaddrinfo(
+            host, port, type=sockets.SOCK_STREAM, flags=sockets.AI_PASSIVE
+        )[0]
+        listener = sockets.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        hint = (
+            ": another program listens there; use another port, or 0 for a free one"
+            if error.errno == EADDRINUSE
+            else ""
+        )
+        raise BindError(f"cannot listen on {shown}: {error.strerror}{hint}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the address."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback  # mapped: an IPv4 peer of a socket that listens for both
+
+
+def shown_address(listener: sockets.socket) -> str:
+    """Return HOST:PORT of a socket that listens."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_local(endpoint: str) -> None:
+    """Raise `BindError` if other machines could connect to a socket that is bound to `endpoint`."""
+    protocol, found, address = endpoint.partition("://")
+    host = address.rpartition(":")[0]
+    if found and protocol not in {"ipc", "inproc"} and host != "lo" and not is_loopback(host):  # lo is an interface
+        raise BindError(
+            f"refused to listen on {endpoint}, where other machines may connect, without access control: use --access "
+            f"FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or insecure=True)"
+        )

@@ -83,7 +83,7 @@ class MonitoredDealer:
         return Report(int(found["event"]), int(found["value"]))
 
     def why(self, report: Report) -> str:
-        """Return why there is no connection, or none any more, if nothing was ever heard over it."""
+        """Return the reason for a report that there is no connection, over which nothing was ever received."""
         refusal = why_refused(report.event, report.value, self._keys, self.endpoint)
         if refusal is not None:
             return refusal

@@ -22,19 +22,16 @@ pyzmq's libzmq directly, and is used if it was compiled; `multipart_python` is p
 Both raise `zmq.ZMQError` only for errors of the socket itself.
 """
 
-import math
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
-from ...pure import PURE
+from ...version import PURE
 from ..wire import SHARED
 from . import multipart_python
 from .multipart_python import COUNTED_BYTES, ZERO_COPY_BYTES
 
-__all__ = [
-    "COMPILED", "COUNTED_BYTES", "SHARED", "ZERO_COPY_BYTES", "Unsent", "cost_of", "milliseconds", "receive", "send",
-]  # fmt: skip
+__all__ = ["COMPILED", "COUNTED_BYTES", "SHARED", "ZERO_COPY_BYTES", "Unsent", "cost_of", "receive", "send"]
 
 _compiled: Any = None
 if not PURE:
@@ -53,10 +50,3 @@ if COMPILED:
     send = _compiled.send
     cost_of = _compiled.cost_of
     Unsent = _compiled.Unsent
-
-
-def milliseconds(seconds: float) -> int:
-    """Return `seconds` as a timeout for polling: not negative, rounded up, and at most an hour, to fit into a C int."""
-    if 0.0 < seconds < 3600.0:
-        return math.ceil(seconds * 1000)
-    return 0 if seconds <= 0.0 else 3_600_000

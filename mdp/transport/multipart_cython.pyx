@@ -20,7 +20,6 @@ The GIL is kept: nothing here blocks, and while it is held no other thread can c
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.object cimport Py_TYPE, descrgetfunc
 from libc cimport errno as libc_errno
 from libc.errno cimport EAGAIN, EHOSTUNREACH, EINTR, ENOTSOCK
 from libc.stdlib cimport free, malloc
@@ -139,15 +138,9 @@ cdef class _Frame:
         PyBuffer_FillInfo(view, self, msg_data(&self.msg), msg_size(&self.msg), 1, flags)
 
 
-cdef object _underlying = _Backend.underlying
-cdef descrgetfunc _get = Py_TYPE(_underlying).tp_descr_get
-if _get == NULL:
-    raise ImportError("this version of pyzmq does not expose the address of its sockets in the known way")
-
-
 cdef void *_address(socket) except NULL:
-    """Return `socket.underlying` without an attribute lookup, which takes longer than sending a frame."""
-    cdef size_t address = _get(_underlying, socket, _Backend)
+    """Return the address of a socket that is open."""
+    cdef size_t address = socket.underlying
     if address == 0:
         raise zmq.ZMQError(ENOTSOCK)
     return <void *> address

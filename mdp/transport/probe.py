@@ -33,7 +33,7 @@ class Probe:
     def outcome(self, now: float) -> bool | None:
         """Return whether the broker takes requests, or None if that is not known yet.
 
-        It is known `PROBE_TIMEOUT_SECONDS` after the first call.
+        The outcome is known at the latest `PROBE_TIMEOUT_SECONDS` after the first call.
         """
         if self._until is None:
             self._until = now + PROBE_TIMEOUT_SECONDS
@@ -49,7 +49,7 @@ class Probe:
         return self._outcome
 
     def close(self) -> None:
-        """Close the connection.  What is not known by then is never known."""
+        """Close the connection.  An outcome that is not known by then stays unknown."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close(0)

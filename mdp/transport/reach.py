@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ..defaults import DEFAULT_ENDPOINT
 from ..errors import BrokerUnreachable, SettingError
+from ..limits import DEFAULT_ENDPOINT
 from ..security.keys import ClientKeys
-from .descriptors import check_descriptors
-from .sockets import ONE_CONNECTION_MS, dealer, end, own_context
+from .sockets import ONE_CONNECTION_MS, check_descriptors, dealer, end, own_context
 
 PROBE_SECONDS: Final = 1.0
 """How long to wait for a connection, and before for a handshake; without an answer, nothing is concluded."""

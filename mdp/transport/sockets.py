@@ -1,17 +1,17 @@
-"""ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers."""
+"""ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers.
+
+Before ZeroMQ opens file descriptors, it is made sure that enough are free: without one, libzmq ends the process.
+"""
 
 import errno
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import zmq
 
-from ..errors import BindError, SettingError
+from ..errors import SettingError
 from ..security.keys import ClientKeys
-from .descriptors import check_descriptors
-from .tcp import is_loopback
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -24,9 +24,6 @@ Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the c
 
 _INVALID: Final = frozenset({errno.EINVAL, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO})
 """What ZeroMQ says of an endpoint that is not valid."""
-_TCP_ADDRESS: Final = re.compile(r"[0-9A-Za-z\[:][-.:%;\[\]_*0-9A-Za-z]*:[0-9]+")
-"""The addresses that libzmq accepts; whether there is such a host, it finds out later."""
-_MAX_PORT: Final = 65535
 
 _open: set[Context] = set()
 
@@ -85,73 +82,6 @@ def _cannot_open(error: zmq.ZMQError) -> Exception:
     )
 
 
-def checked_endpoint(endpoint: object) -> str:
-    """Return `endpoint`.  Raises `SettingError` if it is not a string, or has no valid port."""
-    if not isinstance(endpoint, str):
-        raise SettingError(f"broker is {endpoint!r}: it must be one endpoint such as 'tcp://127.0.0.1:5555'")
-    problem = port_problem(endpoint)
-    if problem is not None:
-        raise SettingError(f"{endpoint!r} is not a valid endpoint: {problem}")
-    return endpoint
-
-
-def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
-    """Return the endpoints in `broker`, at least one.
-
-    Raises `SettingError` if ZeroMQ cannot connect to one of them.  Nothing is connected to find out: a broker would log
-    that as a failed handshake.
-    """
-    given = list(broker) if isinstance(broker, list | tuple) else [broker]
-    if not given:
-        raise SettingError("broker is empty: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
-    endpoints = [checked_endpoint(each) for each in given]
-    for endpoint in endpoints:
-        problem = _connect_problem(endpoint)
-        if problem is not None:
-            raise SettingError(f"{endpoint!r} is not a valid endpoint: {problem}")
-    return endpoints
-
-
-def _connect_problem(endpoint: str) -> str | None:
-    """Return why ZeroMQ would not connect to an endpoint that has no `port_problem`, or None."""
-    transport, _, address = endpoint.partition("://")
-    if transport not in {"tcp", "inproc"} and not zmq.has(transport):
-        return "endpoints begin with tcp://, ipc:// or inproc://, as in tcp://127.0.0.1:5555"
-    if not address or address == "@":
-        return "it has no address, as in tcp://127.0.0.1:5555"
-    if transport == "tcp" and not _TCP_ADDRESS.fullmatch(address):
-        return "write tcp://HOST:PORT, as in tcp://127.0.0.1:5555"
-    if transport == "ipc" and len(os.fsencode(address)) > zmq.IPC_PATH_MAX_LEN > 0:
-        return f"its path is longer than {zmq.IPC_PATH_MAX_LEN} bytes"
-    return None
-
-
-def port_problem(endpoint: str) -> str | None:
-    """Return what is wrong with the port of a tcp:// endpoint, or with how its IPv6 address is written, or None."""
-    if not endpoint.startswith("tcp://"):
-        return None
-    host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not colon or port.endswith("]"):  # of an IPv6 address
-        return "it has no port, such as :5555 at its end"
-    if port != "*" and not (port.isdecimal() and int(port) <= _MAX_PORT):
-        return f"its port is {port!r}, but a port is a number up to {_MAX_PORT}"
-    host = host.rpartition(";")[2]  # after a source address
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        return "an IPv6 address is written in brackets, as in tcp://[::1]:5555"
-    return None
-
-
-def check_local(endpoint: str) -> None:
-    """Raise `BindError` if other machines could connect to a socket that is bound to `endpoint`."""
-    protocol, found, address = endpoint.partition("://")
-    host = address.rpartition(":")[0]
-    if found and protocol not in {"ipc", "inproc"} and host != "lo" and not is_loopback(host):  # lo is an interface
-        raise BindError(
-            f"refused to listen on {endpoint}, where other machines may connect, without access control: use --access "
-            f"FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or insecure=True)"
-        )
-
-
 def use_family(socket: Socket, endpoint: str) -> None:
     """Let `socket` use IPv6 for `endpoint`, the next that it binds or connects to, if that has an IPv6 address.
 
@@ -197,3 +127,42 @@ def invalid_endpoint(endpoint: str, error: zmq.ZMQError) -> Exception:
     if error.errno in _INVALID:
         return SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555")
     return _cannot_open(error)
+
+
+FREE_FILES: Final = 16
+"""Descriptors that must be free before a context or a socket is made.
+
+A context takes 5, a socket with its monitor 3, its connection 1, and the thread or event loop that waits for them 3."""
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def check_descriptors(more: int = 0) -> None:
+    """Raise `SettingError` unless this process can open `FREE_FILES` descriptors, and `more`."""
+    needed = FREE_FILES + more
+    opened: list[int] = []
+    reason = None
+    try:
+        while len(opened) < needed:
+            opened += os.pipe()
+    except OSError as error:
+        if error.errno not in _EXHAUSTED:
+            raise
+        reason = error.errno
+    finally:
+        for each in opened:
+            os.close(each)
+    if reason is not None:  # not earlier: the text needs a module, and so a descriptor
+        raise SettingError(_problem(needed, reason))
+
+
+def _problem(needed: int, reason: int) -> str:
+    text = f"too few file descriptors are free: ZeroMQ needs {needed} of them to begin"
+    if reason == errno.ENFILE:
+        return f"{text}, and this machine has as many open as it may (sysctl fs.file-max)"
+    return f"{text}, and this process may have {_limit()} open: raise the limit (ulimit -n), or close files"
+
+
+def _limit() -> int:
+    import resource  # noqa: PLC0415 - Windows has none, and no such limit
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

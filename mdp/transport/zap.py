@@ -95,7 +95,7 @@ class ZapHandler:
         send(self._socket, [*message[:4], status, text, key, b""])
 
     def _refuse(self, now: float, reason: str, text: str, *values: bytes) -> None:
-        """Count a refusal.  `text` and `values` are for those who log it."""
+        """Count a refusal.  A subclass that logs it uses `text` and `values`."""
         del now, text, values
         self.counts[reason] += 1
 

@@ -49,12 +49,20 @@ from .commands import (
     RequestId,
     Route,
 )
-from .envelope import MAX_ENVELOPE, frame_of, header_at, id_of, size_of
-from .mdp import (
+from .messages import (
     ERROR_MARK,
+    MAX_ENVELOPE,
+    NO_LIMIT,
+    OVERLONG,
+    SHARED,
+    decode_broker,
+    decode_peer,
     disconnect,
     error_body,
+    frame_of,
+    header_at,
     heartbeat,
+    id_of,
     limits,
     parse_error,
     ready,
@@ -62,8 +70,9 @@ from .mdp import (
     reply_to_client,
     request_to_broker,
     request_to_worker,
+    size_of,
+    without_shared,
 )
-from .messages import NO_LIMIT, OVERLONG, SHARED, decode_broker, decode_peer, without_shared
 from .names import BROKER, DESCRIBE, HELLO, MAX_NAME, MMI, service_name, show, valid_service
 from .options import (
     MAX_NESTING,

@@ -99,8 +99,6 @@ FINAL: Final = Kind.FINAL
 HEARTBEAT: Final = Kind.HEARTBEAT
 DISCONNECT: Final = Kind.DISCONNECT
 ERROR: Final = Kind.ERROR
-FINAL_02: Final = b"\x04"
-"""The command byte of a FINAL from a worker in 0.2."""
 BATCH: Final = b"\x09"
 """Stands in place of a command in an X1 message that has records (`batch`)."""
 KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}

@@ -1,7 +1,8 @@
-"""The options of an X1 request: a JSON object."""
+"""The options of X1 requests, as JSON; and the option `about` of READY, in which a worker describes its service."""
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Final
@@ -134,7 +135,7 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
 
 
 def signature_of(user: str, *, admin: bool) -> bytes:
-    """Return what the broker tells workers about who asks, as members of a JSON object."""
+    """Return the options in which the broker tells workers the caller's role, as members of a JSON object."""
     return json.dumps({"user": user, **({"admin": True} if admin else {})}, separators=(",", ":")).encode()[1:-1]
 
 
@@ -150,12 +151,12 @@ def signed(given: Options, signature: bytes) -> Options:
 
 
 def with_dialect(given: Options, dialect: str) -> Options:
-    """Return `given` with what a worker that wants to know it is told about the dialect of a client."""
+    """Return `given` with the client's dialect, for workers that want to know it."""
     return signed(given, json.dumps({"dialect": dialect}, separators=(",", ":")).encode()[1:-1])
 
 
 class Passed(Value):
-    """What the options of a request that came over a link say about its way, and the options without that."""
+    """The options of a request that came over a link: those about its way, and the others."""
 
     __slots__ = ("attempts", "dialect", "raw", "user", "via")
     __match_args__: ClassVar[tuple[str, ...]] = ("via", "attempts", "user", "raw", "dialect")
@@ -174,7 +175,7 @@ class Passed(Value):
 
 
 def passed(raw: bytes) -> Passed | None:
-    """Return what the options in `raw`, of a request that came over a link, say about its way; None if malformed."""
+    """Parse the options in `raw`, of a request that came over a link.  Return None if they are malformed."""
     return _cached_passed(raw) if len(raw) <= MAX_NAME else _passed(raw)
 
 
@@ -229,3 +230,40 @@ def _joined(members: bytes, raw: bytes) -> bytes:
     """Return the object in `raw`, which may be empty, with more members in front."""
     others = raw.strip()[1:-1].strip()
     return b"{" + members + (b"," + others if others else b"") + b"}"
+
+
+MAX_ABOUT: Final = 32768
+"""Maximum size in bytes of an `about`, as compact JSON in ASCII."""
+_ESCAPED: Final = re.compile(r"\\[ubfr]")
+"""How JSON in ASCII writes what is not printable, except DEL, line feeds and tabs."""
+_KEPT: Final = "\n\t"
+"""Characters that are not printable, but belong into a text of several lines."""
+
+
+def encode_about(about: Mapping[str, Any]) -> bytes:
+    """Return `about` as JSON, with "?" in place of characters that could control a terminal.
+
+    It may be larger than `MAX_ABOUT`.  Raises `TypeError`, `ValueError` or `RecursionError` for what is not JSON.
+    """
+    text = _json(dict(about))
+    if not text.isprintable() or _ESCAPED.search(text):  # else there is nothing to replace
+        text = _json(_cleaned(dict(about)))
+    return text.encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(map(_shown, value))
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(each) for each in value]
+    return value
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() or character in _KEPT else "?"

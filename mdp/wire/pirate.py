@@ -43,8 +43,7 @@ from .commands import (
     Request,
     Route,
 )
-from .envelope import id_of, size_of
-from .messages import without_shared
+from .messages import id_of, size_of, without_shared
 from .names import MAX_NAME, MMI
 
 SIMPLE_READY: Final = (b"\x01", b"READY")

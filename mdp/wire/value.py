@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 
 class Value:
-    """Like a NamedTuple, but mutable, and created in a fraction of the time."""
+    """Like a NamedTuple, but mutable, and created in less than half of the time: 3 % of a request for each."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()

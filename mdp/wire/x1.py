@@ -1,14 +1,13 @@
-"""What both forms of `batch` share: the numbers of X1's commands, and what is valid (docs/reference/x1.md)."""
+"""The numbers and limits of X1, and the records that are messages of their own (docs/reference/x1.md)."""
 
 from struct import Struct
 from typing import Any, Final
 
 from ..errors import SettingError
 from ..service_limits import ServiceLimits
-from .about import MAX_ABOUT, encode_about
 from .commands import CX1, WX1, Disconnect, Invalid, Ready, Reason, Route
 from .names import displayed, valid_service
-from .options import parse_options
+from .options import MAX_ABOUT, encode_about, parse_options
 
 # The commands of records, from and to a client …
 CLIENT_REQUEST: Final = 1

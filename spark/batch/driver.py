@@ -11,17 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from ... import __version__
 from ...clients import Client
 from ...mdp.codes import Code
-from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError
-from ...mdp.program.control import SPARK
+from ...mdp.limits import DEFAULT_ENDPOINT
+from ...mdp.program.control_services import SPARK
 from ...mdp.security.keys import ClientKeys
+from ...version import __version__
 from ...workers import Request, Worker
-from ...workers.control import Operation
 from ..client.frames import FETCH_PREFIX
-from ..drivers import ask_all, control_service
+from ..drivers import Operation, ask_all, control_service
 from .catalogue.named_jobs import describe_job
 from .catalogue.offer import Offer
 from .failures import unprocessable

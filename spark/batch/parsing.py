@@ -20,8 +20,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ...mdp.errors import ServiceError, SettingError, flaw
-from ...mdp.services.misfit import Misfit
-from ...mdp.services.values import read
+from ...mdp.services.misfits import Misfit
+from ...mdp.services.value_types import read
 from ..client.sql_values import is_plain, sql_type
 from .catalogue.named_jobs import annotations, parameters_of
 from .failures import unprocessable

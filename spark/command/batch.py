@@ -18,7 +18,7 @@ from ...clients.console.bodies import pairs
 from ...mdp.cli import console
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.errors import SettingError
-from ...mdp.program.control import name_or_default
+from ...mdp.program.control_services import name_or_default
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.operator.command.parameter_types import DURATION

@@ -12,9 +12,9 @@ from ...clients.console import bodies
 from ...clients.console.asking import BROKER
 from ...mdp.cli import console
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
-from ...mdp.program.control import name_or_default
+from ...mdp.program.control_services import name_or_default
 from ...mdp.security.keys import ClientKeys, load_keys
-from ...mdp.transport.brokers import split_brokers
+from ...mdp.transport.endpoints import split_brokers
 from ...titanic.operator.command.parameter_types import DURATION
 from ...workers import AsyncWorker
 from ..fleet.cluster import Cluster
@@ -125,7 +125,7 @@ def fleet(
     a second signal exits immediately.
 
     \b
-    Try it: mdp-spark fleet zmdp.workers.echo:echo --service echo --master 'local[2]'
+    Try it: mdp-spark fleet zmdp.workers.examples:repeat --service echo --master 'local[2]'
 
     \b
     Exit codes:

@@ -15,9 +15,9 @@ from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.program.extras import install_command
 from ...mdp.security.keys import ClientKeys
-from ...mdp.transport import tcp
+from ...mdp.transport import listening
+from ...mdp.transport.endpoints import checked_endpoints
 from ...mdp.transport.reach import why_none_reachable
-from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
 from .cluster import Cluster, cores, task_cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe
@@ -159,7 +159,7 @@ class Doctor:
 
 def is_loopback(endpoint: str) -> bool:
     """Whether only programs on this machine can reach the endpoint."""
-    return not endpoint.startswith("tcp://") or tcp.is_loopback(urlsplit(endpoint).hostname or "")
+    return not endpoint.startswith("tcp://") or listening.is_loopback(urlsplit(endpoint).hostname or "")
 
 
 def _broker_version(reply: bytes) -> str:

@@ -14,16 +14,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ... import __version__
 from ...clients import Client
 from ...mdp import wire
 from ...mdp.cli.console import printable
 from ...mdp.errors import ServiceError, ZmdpError
-from ...mdp.program.control import SPARK, UNKNOWN_OPERATION
+from ...mdp.program.control_services import SPARK, UNKNOWN_OPERATION
 from ...mdp.transport.reach import warn_if_unreachable
+from ...version import __version__
 from ...workers import Worker
-from ...workers.control import Operation
-from ..drivers import control_service
+from ..drivers import Operation, control_service
 from .application import Application
 from .cluster import Cluster
 from .leases import LeaseJobs

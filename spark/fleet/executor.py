@@ -17,8 +17,8 @@ from typing import Any, Final
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.program import logs
-from ...mdp.program.control import SPARK
-from ...mdp.program.functions import is_async
+from ...mdp.program.arguments import is_async
+from ...mdp.program.control_services import SPARK
 from ...mdp.program.loading import load
 from ...mdp.security.keys import ClientKeys
 from ...mdp.transport.reach import check_listening, why_none_reachable
@@ -97,7 +97,7 @@ def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
             sys.path.insert(0, path)
     name = task.settings.handler
     try:
-        found = load(name, "MODULE:FUNCTION, for example zmdp.workers.echo:echo")
+        found = load(name, "MODULE:FUNCTION, for example zmdp.workers.examples:repeat")
     except SettingError as error:
         raise SettingError(
             f"{error}. Ship your own modules with --py-files, installed packages with --archive (docs/spark/fleet.md)"

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...mdp import wire
-from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError
-from ...mdp.program.control import SPARK, validate_name
+from ...mdp.limits import DEFAULT_ENDPOINT
+from ...mdp.program.control_services import SPARK, validate_name
 from ...mdp.security.keys import ClientKeys
-from ...mdp.transport.sockets import checked_endpoints
+from ...mdp.transport.endpoints import checked_endpoints
 
 DEFAULT_LEASE_SECONDS: Final = 30.0
 DEFAULT_IDLE_SECONDS: Final = 60.0
@@ -57,7 +57,7 @@ class FleetSettings:
     def __post_init__(self) -> None:
         module, _, name = self.handler.partition(":")
         if not (module and name):
-            raise SettingError(f"{self.handler!r}: expected MODULE:FUNCTION, for example zmdp.workers.echo:echo")
+            raise SettingError(f"{self.handler!r}: expected MODULE:FUNCTION, for example zmdp.workers.examples:repeat")
         if wire.service_name(self.service).startswith((wire.MMI, SPARK.encode())):
             raise SettingError(f"{self.service!r} is a reserved name; choose another name for the service")
         validate_name(self.name)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...workers.processes.restarts import EARLY_DEATH_SECONDS, JITTER, restart_pause
+from ...mdp.backoff import EARLY_DEATH_SECONDS, RESTART_JITTER, restart_pause
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Slots:
 
     Args:
         minimum, maximum: bounds on the number of slots; the maximum is at least 1.
-        lease: length of a lease in seconds, varied by `JITTER`, so that slots do not all change at once.
+        lease: length of a lease in seconds, varied by `RESTART_JITTER`, so that slots do not all change at once.
         idle: seconds for which a slot must not have been needed before it is released.
     """
 
@@ -219,7 +219,7 @@ class Slots:
         self._leases += 1
         slot.lease, slot.began, slot.serving, slot.reported = self._leases, now, 0, False
         slot.become("starting", now)
-        return Lease(slot.number, self._leases, self.lease * self.rng.uniform(1 - JITTER, 1 + JITTER))
+        return Lease(slot.number, self._leases, self.lease * self.rng.uniform(1 - RESTART_JITTER, 1 + RESTART_JITTER))
 
     def report(self, number: int, lease: int, report: Mapping[str, Any], now: float) -> bool:
         """Record a worker's report.  Return whether the worker should drain.

@@ -23,7 +23,7 @@ from ...mdp import wire
 from ...mdp.security.keys import BrokerKey, Key
 from ...mdp.services import BaseService
 from ...mdp.services.submission import MAX_SECONDS
-from ...mdp.transport.brokers import checked_brokers
+from ...mdp.transport.endpoints import checked_brokers
 from ..python import arrow_type, exempt_imports_from_collection
 from ..reasons import reason
 from .row_calls import CallSettings, call_series

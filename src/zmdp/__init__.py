@@ -31,7 +31,7 @@ Replies, requests, tickets and the like are in `zmdp.clients`, `zmdp.workers` an
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .pure import PURE, prefer_sources
+from .version import PURE, __version__, prefer_sources
 
 if TYPE_CHECKING:
     from .clients import AsyncClient, Client, Retry
@@ -57,8 +57,6 @@ __all__ = [
     "Worker",
     "__version__",
 ]
-__version__ = "0.1.0"
-
 _HOMES = {
     "AsyncClient": "clients",
     "AsyncTitanic": "titanic",

@@ -1,5 +1,5 @@
 """`python -m zmdp` is the command `zmdp`."""
 
-from .commands import zmdp
+from .entry_points import zmdp
 
 zmdp()

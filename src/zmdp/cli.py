@@ -5,7 +5,7 @@ from typing import Final, NoReturn
 
 import click
 
-from .commands import PROGRAMS, SHORTCUTS
+from .entry_points import PROGRAMS, SHORTCUTS
 
 HELP: Final = {
     "For development": {

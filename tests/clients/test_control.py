@@ -7,10 +7,10 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ServiceError, ServiceNotFound, SettingError
 from zmdp.clients.control import ask, ask_all, programs
-from zmdp.mdp.program.control import SPARK
+from zmdp.mdp.program.control_services import SPARK
+from zmdp.spark.drivers import control_handler
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
-from zmdp.workers.control import control_handler
 
 
 def status(arguments, request):

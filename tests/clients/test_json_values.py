@@ -4,7 +4,7 @@ import pytest
 from zmdp.clients import CodecError, Reply
 from zmdp.clients.json_values import body_for, encoded, json_of, readable
 from zmdp.mdp.services import About
-from zmdp.mdp.services.schemas import RAW
+from zmdp.mdp.services.json_schemas import RAW
 
 FRAMES = About()
 JSON = About(codec="json", request={"type": "integer"}, reply={})

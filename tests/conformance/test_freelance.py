@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually, free_endp
 
 from zmdp.interop.freelance.client import FreelanceClient
 from zmdp.interop.freelance.worker import FreelanceWorker
-from zmdp.interop.freelance.worker import connection as module
+from zmdp.interop.freelance.worker import server_socket as module
 from zmdp.mdp.limits import Limits
 
 MARK = b"the end"

@@ -81,7 +81,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
     with ExitStack() as stack:
         if request.param == "freelance":
             endpoint = free_endpoint()
-            stack.enter_context(process("mdworker", "zmdp.workers.echo:worker", "--freelance", endpoint)).line(
+            stack.enter_context(process("mdworker", "zmdp.workers.examples:echo", "--freelance", endpoint)).line(
                 "offering echo at"
             )
             yield endpoint

@@ -64,7 +64,7 @@ def is_live(browser):
 def test_the_first_visit_names_the_next_step(browser, broker):
     browser.open(broker.url)
     eventually(lambda: "No workers yet" in browser.text)  # before, it may wait for the broker
-    assert "mdworker zmdp.workers.echo:worker" in browser.text
+    assert "mdworker zmdp.workers.examples:echo" in browser.text
     eventually(lambda: is_live(browser))
 
 

@@ -53,7 +53,7 @@ def main() -> None:
         broker = start("mdp-broker", "--bind", "tcp://127.0.0.1:*")
         assert broker.stdout is not None
         endpoint = broker.stdout.readline().strip()
-        start("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint)
+        start("mdworker", "zmdp.workers.examples:echo", "--broker", endpoint)
         call = command("mdclient", "call", "echo", "hello", "--wait", "--timeout", "60", "--broker", endpoint)
         reply = subprocess.check_output(call, text=True)
         assert reply.strip() == "hello", reply
@@ -63,7 +63,7 @@ def main() -> None:
         start("titanic", "serve", "--db", f"sqlite:///{database}", "--broker", endpoint)
         request = command("titanic", "request", "later", "hello", "--timeout", "60", "--broker", endpoint)
         uuid = subprocess.check_output(request, text=True).strip()
-        start("mdworker", "zmdp.workers.echo:worker", "--service", "later", "--broker", endpoint)
+        start("mdworker", "zmdp.workers.examples:echo", "--service", "later", "--broker", endpoint)
         fetch = command("titanic", "reply", uuid, "--wait", "--timeout", "60", "--broker", endpoint)
         reply = subprocess.check_output(fetch, text=True)
         assert reply.strip() == "hello", reply

@@ -24,7 +24,7 @@ NAMES = {
     select: ["POLLIN", "poll"],
     signal: ["SIGHUP", "SIGUSR1"],
 }
-COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.command.main"}
+COMMANDS = {"mdclient": "zmdp.clients.command.main", "mdworker": "zmdp.workers.command.cli"}
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -75,7 +75,7 @@ def call_without_a_broker(endpoint: str) -> None:
     """Call servers, in threads and in an event loop."""
     from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
 
-    worker = start("mdworker", "zmdp.workers.echo:worker", "--freelance", endpoint)
+    worker = start("mdworker", "zmdp.workers.examples:echo", "--freelance", endpoint)
     with FreelanceClient([endpoint], timeout=60) as client:
         assert list(client.request(b"hello")) == [b"hello"]
 
@@ -117,7 +117,7 @@ def call_through(broker: str) -> None:
             Titanic(client)
             called = subprocess.check_output(command("mdclient", "call", "echo", "hello", "--broker", broker))
             assert called.strip() == b"hello", called
-    worker = start("mdworker", "zmdp.workers.echo:worker", "--broker", broker, "--service", "other")
+    worker = start("mdworker", "zmdp.workers.examples:echo", "--broker", broker, "--service", "other")
     with Client(broker, timeout=60) as client:
         assert list(client.request("other", b"hello")) == [b"hello"]
     worker.kill()

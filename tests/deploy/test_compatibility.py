@@ -68,7 +68,7 @@ def start():
 def serve(start, broker: Path, worker: Path) -> str:
     """Start a broker and a worker for `echo`.  Return the endpoint."""
     endpoint = start(broker, "mdp-broker", "--bind", free_endpoint()).line("tcp://", "stdout")
-    start(worker, "mdworker", "zmdp.workers.echo:worker", "--broker", endpoint)
+    start(worker, "mdworker", "zmdp.workers.examples:echo", "--broker", endpoint)
     return endpoint
 
 

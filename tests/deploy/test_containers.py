@@ -45,7 +45,7 @@ def check_options(words):
     """Parse a command line as the command would."""
     (entry_point,) = entry_points(group="console_scripts", name=words[0])
     home = {
-        "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.command.main",
+        "mdp-broker": "zmdp.mdp.cli.broker", "mdworker": "zmdp.workers.command.cli",
         "mdclient": "zmdp.clients.command.main",
         "titanic": "zmdp.titanic.operator.command.cli", "mdp-gateway": "zmdp.gateways.cli",
     }[entry_point.name]  # fmt: skip

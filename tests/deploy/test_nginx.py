@@ -11,7 +11,7 @@ from support.gateways import running_gateway, running_services
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.gateways import access
-from zmdp.mdp.security.tokens import new_token
+from zmdp.mdp.security.access import new_token
 from zmdp.testing import running_broker
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy/nginx/zmdp.conf"

@@ -10,8 +10,8 @@ import pytest
 
 from zmdp.mdp.broker.io.loop import DEFAULT_DRAIN
 from zmdp.titanic.server.program import DEFAULT_DRAIN_SECONDS as TITANIC_DRAIN_SECONDS
-from zmdp.workers.command.main import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
-from zmdp.workers.command.main import cli as worker_command
+from zmdp.workers.command.cli import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
+from zmdp.workers.command.cli import cli as worker_command
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 MAX_EXPOSURE = 2.5
@@ -44,7 +44,7 @@ def worker_options(**settings):
 
 def test_a_worker_is_supervised_whatever_other_options_it_has():
     """Otherwise, `systemctl reload` ends it."""
-    target = {"TARGET": "zmdp.workers.echo:worker"}
+    target = {"TARGET": "zmdp.workers.examples:echo"}
     assert worker_options(**target)["processes"] is not None
     assert worker_options(**target, OPTIONS="--concurrency=8 --service=shout")["processes"] is not None
     assert worker_options(**target, OPTIONS="--freelance=tcp://server1:5555", PROCESSES="")["processes"] is None

@@ -167,7 +167,7 @@ def test_the_commands_about_titanic(tmp_path):
     with broker() as (_, at):
         asked = {"MDP_BROKER": at, "TITANIC_DB": str(tmp_path / "titanic.db")}
         serve = process("titanic", "serve", "--heartbeat", "0.2", "--liveness", "50", **asked)
-        worker = process("mdworker", "zmdp.workers.echo:worker", **asked)
+        worker = process("mdworker", "zmdp.workers.examples:echo", **asked)
         with worker, ExitStack() as stack:
             await_worker(at)
             stack.enter_context(serve).line("serving")

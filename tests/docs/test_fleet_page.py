@@ -10,10 +10,10 @@ from support.pages import blocks
 from support.processes import broker, process, run
 from support.sparks import skip_without_java
 
+from zmdp.mdp import backoff
 from zmdp.spark.fleet import executor
 from zmdp.spark.fleet.driver import SILENCE_SECONDS
 from zmdp.spark.fleet.settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS
-from zmdp.workers.processes import restarts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark" / "fleet.md").read_text()
 
@@ -41,9 +41,9 @@ def test_the_commands_of_the_page(tmp_path):
 
 
 def test_numbers_in_the_text_match_the_code():
-    assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {restarts.JITTER * 100:g} %" in PAGE
+    assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {backoff.RESTART_JITTER * 100:g} %" in PAGE
     assert DEFAULT_IDLE_SECONDS == 60
-    assert restarts.BACKOFF_SECONDS == (1, 32)
-    assert f"within {restarts.EARLY_DEATH_SECONDS:g} s, after 1 to 32 s" in PAGE
+    assert backoff.RESTART_SECONDS == (1, 32)
+    assert f"within {backoff.EARLY_DEATH_SECONDS:g} s, after 1 to 32 s" in PAGE
     assert f"after {SILENCE_SECONDS:g} s the driver logs this" in PAGE
     assert executor.REPORT_SECONDS == 1

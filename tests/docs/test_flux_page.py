@@ -30,7 +30,7 @@ def environment(tmp_path):
     """A gateway as the page starts it: the environment of programs that use it, and its broker."""
     with (
         broker() as (_, at),
-        process("mdworker", "zmdp.workers.echo:worker", "--broker", at),
+        process("mdworker", "zmdp.workers.examples:echo", "--broker", at),
         process(*GATEWAY, "--socket", str(tmp_path / "flux"), "--broker", at) as gateway,
     ):
         uri = gateway.line("local://", "stdout")

@@ -9,7 +9,7 @@ from support.processes import free_endpoint, process, run
 
 from zmdp.interop.freelance.worker import freelance_worker
 from zmdp.interop.freelance.worker import session as freelance_session
-from zmdp.workers.echo import worker
+from zmdp.workers.examples import echo
 
 PAGE = (Path(__file__).parents[2] / "docs" / "interoperability" / "freelance.md").read_text()
 NAMES = ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5557")
@@ -40,7 +40,7 @@ def test_the_first_steps():
 def test_the_examples_in_python(capsys):
     endpoints = [free_endpoint() for _ in NAMES]
     names = {}
-    with freelance_worker(worker, endpoints[0]), freelance_worker(worker, endpoints[1]):
+    with freelance_worker(echo, endpoints[0]), freelance_worker(echo, endpoints[1]):
         for block in blocks_at("python", endpoints):
             exec(compile(block, "docs/interoperability/freelance.md", "exec"), names)
     trips, alive = capsys.readouterr().out.splitlines()

@@ -70,7 +70,7 @@ def endpoint(tmp_path_factory):
     with (
         broker() as (_, at),
         process("titanic", "serve", "--broker", at, cwd=folder),
-        process("mdworker", "zmdp.workers.echo:worker", "--broker", at),
+        process("mdworker", "zmdp.workers.examples:echo", "--broker", at),
         Worker("images.resize", lambda job: {"width": job["width"], "height": 60}, broker=at, codec="json"),
     ):
         with ExitStack() as stack:

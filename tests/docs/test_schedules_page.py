@@ -35,7 +35,7 @@ def endpoint(tmp_path):
 def test_the_session(endpoint):
     """Each command prints what the page shows, except that times and UUIDs differ."""
     asked = {"MDP_BROKER": endpoint}
-    with process("mdworker", "zmdp.workers.echo:worker", **asked):
+    with process("mdworker", "zmdp.workers.examples:echo", **asked):
         for part in re.split(r"^\$ ", block("console"), flags=re.MULTILINE)[1:]:
             command, *printed = part.splitlines()
             if command.endswith(" ls"):

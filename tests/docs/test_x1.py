@@ -31,7 +31,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch, x1
-from zmdp.workers.session.credit import CreditController
+from zmdp.workers.session.held import CreditController
 from zmdp.workers.session.session import WorkerSession
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"

@@ -19,7 +19,7 @@ from zmdp.gateways.token_cli import add
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.http.problems import Problem
 from zmdp.mdp.http.server import tls_context
-from zmdp.mdp.security.tokens import new_token
+from zmdp.mdp.security.access import new_token
 
 TOKEN = "zmdp_test"
 DIGEST = "sha256:" + hashlib.sha256(TOKEN.encode()).hexdigest()

@@ -13,7 +13,7 @@ from support.results import package
 from zmdp.mdp.builtin_values import as_builtin
 from zmdp.mdp.codecs import Coder
 from zmdp.mdp.errors import CodecError
-from zmdp.mdp.services.values import ValueType
+from zmdp.mdp.services.value_types import ValueType
 
 
 class Safe(str):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.mdp.linked_lists import LinkedList, Node
+from zmdp.mdp.timers import LinkedList, Node
 
 NAMES = {}
 """What is compiled takes no attributes and no subclasses."""

@@ -12,9 +12,9 @@ from support.x1_messages import cancel, failure, feed, final, leave, ready, requ
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.program import compiled
 from zmdp.mdp.security.access import Permissions
 from zmdp.mmi import answers
+from zmdp.version import compiled_parts
 
 READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"]}
 
@@ -165,7 +165,7 @@ def test_mmi_broker_reports_version_and_limits(broker):
         "name": "zmdp",
         "broker": "broker",
         "version": version("zmdp"),
-        "compiled": compiled.parts(),
+        "compiled": compiled_parts(),
         "up_seconds": 10.5,
         "draining": False,
         "dialects": {"client": ["MDP/0.1", "MDP/0.2", "X1"], "worker": ["MDP/0.1", "MDP/0.2", "X1"]},

@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 def endpoint(folder):
     with (
         broker("--access", str(folder.access), *BEATS) as (_, endpoint),
-        process("mdworker", "zmdp.workers.echo:worker", "--processes", "2", *BEATS, *folder.options("resizer"),
+        process("mdworker", "zmdp.workers.examples:echo", "--processes", "2", *BEATS, *folder.options("resizer"),
                 MDP_BROKER=endpoint) as worker,
         process("titanic", "serve", "--db", str(folder.path / "titanic.db"), *BEATS,
                 MDP_BROKER=endpoint, **folder.environment("titanic")) as titanic,
@@ -111,7 +111,7 @@ def test_a_role_that_may_not_call_the_service(call, folder):
     assert b"service 'echo': role resizer may not call it" in result.stderr
 
 
-@pytest.mark.parametrize("command", [("mdworker", "zmdp.workers.echo:worker"), ("titanic", "serve", "--db")])
+@pytest.mark.parametrize("command", [("mdworker", "zmdp.workers.examples:echo"), ("titanic", "serve", "--db")])
 def test_a_service_that_is_refused_logs_why_and_keeps_trying(endpoint, folder, tmp_path, command):
     database = [str(tmp_path / "titanic.db")] if command[-1] == "--db" else []
     with process(*command, *database, *BEATS, *folder.options("stranger"), MDP_BROKER=endpoint) as running:

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with broker() as (_, endpoint), process("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint) as worker:
+    with broker() as (_, endpoint), process("mdworker", "zmdp.workers.examples:echo", "--broker", endpoint) as worker:
         worker.line("echo: serving at ")
         eventually(lambda: run("mdclient", "call", "echo", "--broker", endpoint).returncode == 0)
         yield endpoint
@@ -378,8 +378,11 @@ def test_an_idle_broker_exits_with_0():
         (["missing:worker"], "cannot use missing:worker: ModuleNotFoundError: No module named 'nowhere' (/"),
         (["os:nothing"], "cannot use os:nothing: module os has no 'nothing': it has "),
         (["os:wakl"], "cannot use os:wakl: module os has no 'wakl': did you mean os:walk"),
-        (["zmdp.workers.echo:nope"], "module zmdp.workers.echo has no 'nope': it has worker, echo"),
-        (["os"], "expected MODULE:NAME, for example zmdp.workers.echo:worker, got 'os': add the name that is to be"),
+        (
+            ["zmdp.workers.examples:nope"],
+            "module zmdp.workers.examples has no 'nope': it has echo, sleep, repeat, pause",
+        ),
+        (["os"], "expected MODULE:NAME, for example zmdp.workers.examples:echo, got 'os': add the name that is to be"),
         (["os:"], "got 'os:': add the name that is to be used, os:NAME"),
         (
             ["app.py"],
@@ -392,9 +395,9 @@ def test_an_idle_broker_exits_with_0():
         (["os:getcwd"], "os:getcwd is a function: name the service that it offers with --service NAME"),
         (["sound:worker", "--service", "a\tb"], "is not a valid service name"),
         (["sound:worker", "--service", "mmi.x"], "service 'mmi.x' is reserved: the broker itself offers"),
-        (["zmdp.workers.echo:worker", "--concurrency", "0"], "a whole number of requests (greater than 0), got '0'"),
+        (["zmdp.workers.examples:echo", "--concurrency", "0"], "a whole number of requests (greater than 0), got '0'"),
         (
-            ["zmdp.workers.echo:worker", "--codec", "json"],
+            ["zmdp.workers.examples:echo", "--codec", "json"],
             "is a worker, which has its own codec: remove --codec",
         ),
         (["os:getcwd", "--service", "x", "--codec", "pickle"], "'pickle' is not one of 'json', 'msgpack', 'arrow'"),
@@ -475,7 +478,7 @@ def test_mdworker_serves_a_coroutine_function_with_a_codec(endpoint, mdclient, m
 
 @pytest.mark.parametrize(
     "command",
-    [["mdworker", "zmdp.workers.echo:worker"], ["titanic", "serve", "--db", "titanic.db"]],
+    [["mdworker", "zmdp.workers.examples:echo"], ["titanic", "serve", "--db", "titanic.db"]],
     ids=lambda each: each[0],
 )
 def test_a_directory_that_has_been_deleted(tmp_path, command):

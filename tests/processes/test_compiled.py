@@ -8,12 +8,12 @@ import sys
 import pytest
 from support.processes import TIMEOUT_SECONDS, broker
 
+from zmdp import version
 from zmdp.clients import Client
-from zmdp.mdp.program import compiled
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 PURE = {"multipart": False, "batch": False, "machines": False}
-TOLD = "import json; from zmdp.mdp.program import compiled; print(json.dumps([compiled.parts(), compiled.summary()]))"
+TOLD = "import json; from zmdp import version; print(json.dumps([version.compiled_parts(), version.build()]))"
 
 
 def told(**env):
@@ -70,7 +70,7 @@ def test_large_bodies_arrive_unchanged(pure, monkeypatch):
         )
         try:
             parts = json.loads(client.request("mmi.broker", b"")[0])["compiled"]
-            assert parts == (PURE if pure else {**compiled.parts(), **told(ZMDP_PURE="")[0]})
+            assert parts == (PURE if pure else {**version.compiled_parts(), **told(ZMDP_PURE="")[0]})
             for size in sizes:
                 body = [b"head", os.urandom(size), b"", b"tail"]
                 assert client.request("echo", *body) == body

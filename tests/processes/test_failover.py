@@ -111,7 +111,7 @@ def test_commands_with_several_brokers(tmp_path, in_this_process):
         a, b = brokers.endpoints.values()
         either, both = at(a, b), f"{a} {b}"
         titanic = ends.enter_context(process("titanic", "serve", "--db", str(tmp_path / "db"), *either, *OPTIONS))
-        ends.enter_context(process("mdworker", "zmdp.workers.echo:worker", *either, *OPTIONS))
+        ends.enter_context(process("mdworker", "zmdp.workers.examples:echo", *either, *OPTIONS))
         titanic.line("titanic.close: serving at ")
         tickets = []
 

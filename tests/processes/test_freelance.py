@@ -16,7 +16,7 @@ from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, proces
 from zmdp.interop.freelance.client import FreelanceClient
 
 HERE = Path(__file__).parent
-ECHO = "zmdp.workers.echo:worker"
+ECHO = "zmdp.workers.examples:echo"
 
 
 @contextmanager

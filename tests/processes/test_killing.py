@@ -185,7 +185,7 @@ def test_a_frozen_broker_is_left_for_the_next():
             first.send_signal(signal.SIGCONT)
 
     with broker(*QUICK) as (first, one), broker(*QUICK) as (_, other):
-        with worker("zmdp.workers.echo:worker", one), worker("zmdp.workers.echo:worker", other):
+        with worker("zmdp.workers.examples:echo", one), worker("zmdp.workers.examples:echo", other):
             asyncio.run(scenario(first, [one, other]))
 
 
@@ -282,10 +282,10 @@ def test_an_unclosed_asyncio_client_does_not_keep_the_process_alive():
 def test_the_connections_of_a_killed_process_count_as_one_attempt():
     options = ("--concurrency", "5", "--protocol", "0.2")  # before X1 a connection holds one request
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:
+        with worker("zmdp.workers.examples:sleep", endpoint, *options) as first:
             eventually(lambda: len(json.loads(client.request("mmi.workers")[0])["workers"]) == 5)
             reply = client.submit("sleep", b"3000")
             eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
             first.kill()
-            with worker("zmdp.workers.sleep:worker", endpoint):
+            with worker("zmdp.workers.examples:sleep", endpoint):
                 assert reply.result(TIMEOUT_SECONDS) == [b"3000"]

@@ -47,8 +47,8 @@ def client(endpoint):
 @pytest.mark.parametrize(
     ("command", "ready", "stream"),
     [
-        (["mdworker", "zmdp.workers.echo:worker"], "offering", "stderr"),
-        (["mdworker", "zmdp.workers.echo:worker", "--freelance", "PORT"], "offering", "stderr"),
+        (["mdworker", "zmdp.workers.examples:echo"], "offering", "stderr"),
+        (["mdworker", "zmdp.workers.examples:echo", "--freelance", "PORT"], "offering", "stderr"),
         (["titanic", "serve", "--db", "titanic.db"], "serving", "stderr"),
         (["mdp-broker", "--bind", "PORT"], "tcp://", "stdout"),
         (["mdp-gateway", "http", "--bind", "127.0.0.1:0"], "http://", "stdout"),
@@ -91,7 +91,7 @@ def test_a_worker_ends_whatever_its_handler_does(endpoint, client, tmp_path, han
         assert ended(running) == 1
         running.line("stopping once the requests in progress are finished, within 0.5 s; interrupt again to exit")
         running.line(f"not finished within 0.5 s: gave up 1 request of {handler} (")
-    with process("mdworker", "zmdp.workers.echo:echo", "--service", handler, "--broker", endpoint):
+    with process("mdworker", "zmdp.workers.examples:repeat", "--service", handler, "--broker", endpoint):
         assert reply.result() == [os.fsencode(tmp_path / "begun")]  # another worker got it
 
 
@@ -113,7 +113,7 @@ def test_a_second_signal_ends_a_worker_immediately_whatever_its_handler_does(end
 
 
 def test_a_worker_does_not_wait_for_a_broker_that_does_not_answer():
-    command = ("mdworker", "zmdp.workers.echo:echo", "--service", "echo", *BEATS, *LIMIT)
+    command = ("mdworker", "zmdp.workers.examples:repeat", "--service", "echo", *BEATS, *LIMIT)
     with broker(*BEATS) as (suspended, at), process(*command, "--broker", at) as running:
         with Client(at, timeout=PATIENCE_SECONDS) as client:
             client.request("echo", b"x")
@@ -285,7 +285,7 @@ def test_the_flux_gateway_ends_although_a_program_never_answers(endpoint, client
         assert ended(running) == 1
         running.line("gave up 1 request, which had 0.5 s to finish")
         assert program.ends()
-    with process("mdworker", "zmdp.workers.echo:echo", "--service", "silent", "--broker", endpoint):
+    with process("mdworker", "zmdp.workers.examples:repeat", "--service", "silent", "--broker", endpoint):
         assert reply.result() == [b"{}"]
 
 

@@ -21,12 +21,10 @@ from zmdp.mdp.security.access import Permissions
 from zmdp.mdp.service_limits import ServiceLimits
 from zmdp.mdp.wire import Message, Route, batch
 from zmdp.testing.network import Alarm, Dealer, Network, World
-from zmdp.workers.session.credit import CreditController
-from zmdp.workers.session.events import ConnectionEnded, HandlerStuck
+from zmdp.workers.session.held import CreditController
 from zmdp.workers.session.request import Request
 from zmdp.workers.session.session import WorkerSession
-from zmdp.workers.session.settings import SessionSettings
-from zmdp.workers.session.states import CLOSED
+from zmdp.workers.session.states import CLOSED, ConnectionEnded, HandlerStuck, SessionSettings
 
 from .probing import Probe
 from .proxies import Socket

@@ -15,9 +15,9 @@ from simulation.scenario import Failed
 from simulation.simulation import Simulation
 from support.processes import TIMEOUT_SECONDS
 
+from zmdp import version
 from zmdp.mdp.broker.core.drops import Drop
 from zmdp.mdp.broker.core.journal import Loss, Refusal
-from zmdp.mdp.program import compiled
 from zmdp.mdp.wire import Reason
 
 SEEDS = 600
@@ -167,7 +167,7 @@ def events_of(first: int, seeds: int) -> Counter[str]:
     return sum((Simulation(seed).run() for seed in range(first, first + seeds)), Counter())
 
 
-COMPILED = compiled.parts()["machines"]
+COMPILED = version.compiled_parts()["machines"]
 """Whether the machines are compiled.  Half of the seeds run compiled, the others with ZMDP_PURE=1."""
 
 

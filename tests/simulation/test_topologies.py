@@ -11,7 +11,7 @@ from simulation.mutants import name_of
 from simulation.scenario import Failed
 from simulation.topologies import TOPOLOGIES, LinkedSimulation
 
-from zmdp.mdp.program import compiled
+from zmdp import version
 
 SEEDS = {"mesh2": 50, "mesh5": 35, "tree": 35}
 """Seeds of each topology in which every event in `RARE` must happen."""
@@ -19,7 +19,7 @@ QUICK = 5
 """Seeds of each topology that `make test` runs."""
 MUTANT_SEEDS = 150
 """Seeds in which each mutant must be detected."""
-COMPILED = compiled.parts()["machines"]
+COMPILED = version.compiled_parts()["machines"]
 """Whether the machines are compiled; then a few seeds suffice, because all run with ZMDP_PURE=1."""
 
 RARE = [

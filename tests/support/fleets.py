@@ -13,7 +13,7 @@ from support.results import package
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ZmdpError
-from zmdp.mdp.program.control import SPARK
+from zmdp.mdp.program.control_services import SPARK
 from zmdp.spark import drivers
 
 HERE = Path(__file__).parents[1] / "spark"

@@ -17,7 +17,7 @@ from zmdp.gateways.gateway import Gateway, Settings
 from zmdp.gateways.http.app import gateway_server
 from zmdp.gateways.upstream import Upstream
 from zmdp.mdp.http.server import Server
-from zmdp.mdp.transport.tcp import listen
+from zmdp.mdp.transport.listening import listen
 from zmdp.workers import AsyncWorker, ServiceError
 
 

@@ -8,9 +8,9 @@ from textwrap import shorten
 
 import pytest
 
-from zmdp.mdp.program import compiled
+from zmdp import version
 
-COMPILED = compiled.parts()["machines"]
+COMPILED = version.compiled_parts()["machines"]
 """Whether the machines are compiled; the other build runs with ZMDP_PURE=1."""
 
 TESTS = Path(__file__).parents[1]

@@ -10,7 +10,8 @@ from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.testing import handling, request, running_titanic
-from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request, echo
+from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request
+from zmdp.workers.examples import echo
 from zmdp.workers.services import Services
 
 
@@ -72,7 +73,7 @@ async def reply_later(request):
 
 @pytest.mark.parametrize("_", ["once", "again"])
 def test_existing_workers_serve_in_any_number_of_tests(worker, mdp_client, mdp_broker, _):
-    for mine, credit in ((triple, 3), (later, 5), (echo.worker, 1)):
+    for mine, credit in ((triple, 3), (later, 5), (echo, 1)):
         made = worker(mine)
         assert type(made) is type(mine)
         assert (made.settings.endpoints, made.settings.concurrency) == (mdp_broker.endpoints[:1], credit)

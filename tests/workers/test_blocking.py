@@ -8,8 +8,8 @@ import pytest
 
 from zmdp.clients import AsyncClient
 from zmdp.testing import running_broker
-from zmdp.workers import AsyncWorker, blocking
-from zmdp.workers.blocking import BLOCKED_SECONDS, WARNING_SECONDS, BlockingWatch
+from zmdp.workers import AsyncWorker, aio_handling
+from zmdp.workers.aio_handling import BLOCKED_SECONDS, WARNING_SECONDS, BlockingWatch
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def test_there_is_one_warning_in_a_while_and_it_counts_the_others(watch, caplog)
 
 
 def test_a_system_that_does_not_tell_how_long_a_thread_waited(monkeypatch, tmp_path):
-    monkeypatch.setattr(blocking, "_SCHEDSTAT", tmp_path / "missing")
-    assert blocking.processor_wait() == 0.0
+    monkeypatch.setattr(aio_handling, "_SCHEDSTAT", tmp_path / "missing")
+    assert aio_handling.processor_wait() == 0.0
 
 
 def test_time_spent_waiting_for_a_processor_only_grows():
-    before = blocking.processor_wait()
+    before = aio_handling.processor_wait()
     time.sleep(0)
-    assert 0.0 <= before <= blocking.processor_wait()
+    assert 0.0 <= before <= aio_handling.processor_wait()
 
 
 @pytest.mark.parametrize("waits_first", [False, True])

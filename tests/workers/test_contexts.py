@@ -12,7 +12,7 @@ from zmdp.interop.freelance.client import AsyncFreelanceClient, FreelanceClient
 from zmdp.interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
 from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
-from zmdp.workers.contexts import RequestContexts
+from zmdp.workers.handling import RequestContexts
 
 USER = ContextVar("user", default=b"nobody")
 

@@ -28,9 +28,8 @@ from zmdp.workers import (
     Worker,
     connection,
     current_request,
-    echo,
-    sleep,
 )
+from zmdp.workers.examples import pause, repeat
 from zmdp.workers.threaded import ThreadedConnection
 
 ALL = ["X1", "0.2", "0.1"]
@@ -79,7 +78,7 @@ def test_the_worker_as_a_decorator(client, endpoint):
 
 
 def test_the_sleep_that_is_built_in(client, endpoint):
-    with Worker("sleep", sleep.sleep, broker=endpoint):
+    with Worker("sleep", pause, broker=endpoint):
         assert client.request("sleep", b"1", b"x") == [b"1", b"x"]
         for body in (b"", b"soon", b"-1", b"nan", b"1e99"):
             with pytest.raises(ServiceError, match="400: expected milliseconds from 0 to 3600000"):
@@ -169,7 +168,7 @@ def test_a_request_that_ctrl_c_kept_from_being_returned_goes_to_another(client, 
         worker.recv()
     monkeypatch.undo()
     pool.submit(worker.close).result(TIMEOUT_SECONDS)
-    with Worker("echo", echo.echo, broker=endpoint):
+    with Worker("echo", repeat, broker=endpoint):
         assert asked.result() == [b"x"]
 
 

@@ -8,9 +8,9 @@ from support import turns
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
-from zmdp.workers.session.credit import CreditController
+from zmdp.workers.session.held import CreditController
 from zmdp.workers.session.session import WorkerSession
-from zmdp.workers.session.settings import SessionSettings
+from zmdp.workers.session.states import SessionSettings
 
 PATIENT = 1e6
 """A heartbeat interval: silence is not the subject here."""

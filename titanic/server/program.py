@@ -12,7 +12,7 @@ from ...clients import AsyncClient
 from ...mdp.errors import RequestError, SettingError
 from ...mdp.program.logs import counted
 from ...mdp.security.keys import BrokerKey, Key
-from ...mdp.transport.brokers import checked_brokers
+from ...mdp.transport.endpoints import checked_brokers
 from ...workers import AsyncWorker
 from ..db import schema, store
 from ..db.engine import Database, prepare

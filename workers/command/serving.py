@@ -1,10 +1,11 @@
-"""Serves in this process: the end of `mdworker`, and of each process that it supervises."""
+"""Serves in this process, or says what it would serve: the end of `mdworker`, and of each process it supervises."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import NoneType
 from typing import Final
 
 from ...interop.freelance.worker import AsyncFreelanceWorker, FreelanceWorker
@@ -13,11 +14,14 @@ from ...mdp.cli.console import EXIT_FAILED
 from ...mdp.cli.shutdown import Shutdown
 from ...mdp.errors import SettingError
 from ...mdp.program.logs import counted, enable_again, fields_of
+from ...mdp.services import Streaming
 from ...mdp.services.schedule import shown
+from ...mdp.services.type_parts import show
 from ..aio import AsyncWorker
 from ..mdworker import Worker
 from ..processes.supervised import ProcessLimits, SupervisorLink
 from ..services import ServicesWorker
+from ..services.offered import AnyOffered
 
 MAX_SHOWN: Final = 10
 """Maximum number of unfinished requests, or of services, that the log names."""
@@ -66,7 +70,7 @@ def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, l
 
 
 def described(worker: Offering) -> str:
-    """Return what a worker offers, and where."""
+    """Return the services that a worker offers, and its brokers, for the log."""
     workers = worker.workers if isinstance(worker, ServicesWorker) else [worker]
     names = ", ".join(each.service.decode() for each in workers[:MAX_SHOWN])
     more = f" and {len(workers) - MAX_SHOWN} more" if len(workers) > MAX_SHOWN else ""
@@ -89,7 +93,7 @@ async def _serve_async(worker: AsyncWorker, started: str, watched: Watched) -> N
 
 
 async def _serve_services(worker: ServicesWorker, started: str, watched: Watched) -> int:
-    """Serve, and return the exit code.  What a lifespan raises is logged, as is what a handler raises."""
+    """Serve, and return the exit code.  Exceptions of a lifespan are logged, as those of handlers are."""
     try:
         await worker.start()
     except SettingError:
@@ -122,3 +126,32 @@ def _unfinished(worker: Offering) -> str:
     then = "their clients try other servers" if freelance else "other workers get them"
     services = ", ".join(sorted({request.service for request in requests})[:MAX_SHOWN])
     return f"{counted(len(requests), 'request')} of {services} ({names}); {then}"
+
+
+TITLES = ("SERVICE", "REQUEST", "REPLY", "RUNS IN", "CONCURRENCY")
+
+
+def table(worker: Offering) -> str:
+    """Return a line for each service that a worker offers, under a line of titles, and for each schedule."""
+    if isinstance(worker, ServicesWorker):
+        rows = [_row(each, *_types(offered)) for each, offered in zip(worker.workers, worker.offered, strict=True)]
+    else:
+        body = worker.settings.codec or "frames"
+        rows = [_row(worker, str(body), str(body))]
+    widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
+    schedules = scheduled(worker) if isinstance(worker, ServicesWorker) else []
+    return "\n".join([*(_line(cells, widths) for cells in (TITLES, *rows)), *schedules])
+
+
+def _row(worker: AnyWorker, request: str, reply: str) -> tuple[str, ...]:
+    place = "event loop" if isinstance(worker, AsyncWorker) else "threads"
+    return worker.service.decode(), request, reply, place, str(worker.settings.concurrency)
+
+
+def _types(offered: AnyOffered) -> tuple[str, str]:
+    request, reply = ("None" if each is NoneType else show(each) for each in (offered.request.kind, offered.reply.kind))
+    return request, f"stream of {reply}" if isinstance(offered, Streaming) else reply
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

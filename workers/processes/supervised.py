@@ -16,11 +16,11 @@ from .worker_process import ALIVE, READY
 STDERR: Final = 2
 CHECK_SECONDS: Final = 0.1
 REPEAT_SECONDS: Final = 30.0
-"""How often a process says that it should be replaced: its successor may have failed to start."""
+"""Interval at which a process repeats that it should be replaced: its successor may have failed to start."""
 
 
 class Supervised(Protocol):
-    """What a process serves with."""
+    """The worker of a process."""
 
     @property
     def registered(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
-from .restarts import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, restart_pause
+from ...mdp.backoff import EARLY_DEATH_SECONDS, RESTART_SECONDS, restart_pause
 from .worker_process import WorkerProcess
 
 POLL_SECONDS: Final = 0.1
@@ -25,7 +25,7 @@ END_SECONDS: Final = 1.8
 """How long the supervisor may take."""
 START_SECONDS: Final = 30.0
 """Time after which a warning says that a successor does not serve yet."""
-LOOP_SECONDS: Final = 2 * BACKOFF_SECONDS[1]
+LOOP_SECONDS: Final = 2 * RESTART_SECONDS[1]
 """Two deaths that are further apart than this are not a crash loop."""
 
 log = logging.getLogger("zmdp.worker")
@@ -316,7 +316,7 @@ class _Crashes:
             log.error(
                 "worker process %d %s soon after its start, like the one before: a crash loop; restarting with pauses "
                 "of up to %g s, and logging the same no more%s",
-                process.pid, process.end, BACKOFF_SECONDS[1], _quoted(process),
+                process.pid, process.end, RESTART_SECONDS[1], _quoted(process),
             )  # fmt: skip
         self.looping = again
         self._last, self._last_at = death if early else ("", ""), now

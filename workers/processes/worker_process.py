@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Final
 
 TAIL_BYTES: Final = 8192
-"""How much of what a process wrote last is kept."""
+"""Number of bytes that are kept of the last output of a process."""
 TAIL_LINES: Final = 20
 READY: Final = b"ready"
-"""Reported once: the broker knows the process's workers."""
+"""Reported once the broker knows the process's workers."""
 ALIVE: Final = b"alive"
-"""A sign of life, if a service manager wants some.  Every other report is why to replace the process."""
+"""A sign of life, for a service manager.  Every other report is a reason to replace the process."""
 
 
 class WorkerProcess:
@@ -48,7 +48,7 @@ class WorkerProcess:
         supervised = ("--supervised-by", *map(str, (os.getpid(), reports, stderr)))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                [sys.executable, "-m", "zmdp.workers.command.main", *supervised, *arguments],
+                [sys.executable, "-m", "zmdp.workers.command.cli", *supervised, *arguments],
                 stderr=subprocess.PIPE, pass_fds=(reports, stderr),
             )  # fmt: skip
         except BaseException:
@@ -106,7 +106,7 @@ class WorkerProcess:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """Release what a process that has ended leaves behind."""
+        """Release the descriptors and the thread of a process that has ended."""
         self._copier.join(0.5)  # not longer: a process that it has started may hold its stderr
         os.close(self._reports)
 

@@ -16,8 +16,8 @@ class Batcher:
     """Calls a function of batches for single values.
 
     The first value of a batch waits for others, for a limited time.  A plain function runs in a thread.  Within the
-    function, `current_request()` is the request that completed the batch, or the first one.  A call that is cancelled
-    leaves a batch that waits, but ends only with one that runs: until then it holds its place among the concurrent
+    function, `current_request()` is the request that completed the batch, or the first one.  A cancelled call leaves a
+    batch that is still waiting, but ends only with one that runs: until then it holds its place among the concurrent
     requests, and the lifespan.
 
     Args:

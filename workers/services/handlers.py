@@ -1,19 +1,47 @@
-"""Handlers of frames, as workers call them, around the functions of services."""
+"""Handlers of frames, as workers call them, around the functions of services and their middleware.
+
+Middleware is called with each request and with what comes next, which returns the handler's result.
+
+    def timed(request, call_next):                      # async def, for coroutine functions
+        began = time.monotonic()
+        try:
+            return call_next(request)                   # return await call_next(request)
+        finally:
+            log.info("%s took %.3f s", request.service, time.monotonic() - began)
+
+    services = Services(middleware=[timed])
+
+The request is a `zmdp.workers.Request`, whose body has not been decoded.  For a stream, the result is an iterator.
+Middleware may raise `ServiceError` instead, or return another value.
+"""
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-from ...mdp.errors import CodecError, ServiceError
-from ...mdp.middleware import surrounded
-from ...mdp.services.misfit import Misfit
+from ...mdp.errors import CodecError, ServiceError, SettingError
+from ...mdp.program.arguments import is_async, name_of, surrounded
+from ...mdp.services.misfits import Misfit
 from ..handling import Last, Unreadable, check_result
 from ..session.request import Request, State
 from .batching import Batcher
-from .middleware import CallNext, middleware_of
-from .offered import AnyOffered
+from .offered import AnyOffered, CallNext, Middleware
 
 MISFIT = 422
 """Code of the `ServiceError` for a request whose value is not of the declared type."""
+
+
+def middleware_of(offered: AnyOffered) -> list[Middleware]:
+    """Return the middleware around a service.  Raises `SettingError` if it is not of the function's kind."""
+    found = [each for group in offered.group.around() for each in group.middleware]
+    for each in found:
+        if is_async(each) is not offered.runs_async:
+            one, other = ("an async def", "a def") if is_async(each) else ("a def", "an async def")
+            raise SettingError(
+                f"middleware {name_of(each)} is {one}, and cannot wrap service {offered.name}, which runs as {other}: "
+                "declare services of each kind in a Services with middleware of its own, and include() both in one "
+                "without middleware"
+            )
+    return found
 
 
 def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:

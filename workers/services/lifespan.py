@@ -1,19 +1,13 @@
-"""Lifespans: what services prepare before their first request, and release after the last one."""
+"""Lifespans, in which services prepare resources before their first request and release them after the last one."""
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from inspect import isasyncgenfunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import name_of
+from ...mdp.program.arguments import name_of
 from ..session.request import State
-
-if TYPE_CHECKING:
-    from .services import Services
-
-
-Lifespan = Callable[[], AbstractContextManager[Mapping[str, Any] | None] | AbstractAsyncContextManager[Any]]
+from .offered import Lifespan, ServiceGroup
 
 
 def checked_lifespan(lifespan: Lifespan | None) -> Lifespan | None:
@@ -30,12 +24,12 @@ def checked_lifespan(lifespan: Lifespan | None) -> Lifespan | None:
 class Lifespans:
     """The lifespans of a `Services` and of those that it includes, and the state that each has prepared."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: ServiceGroup) -> None:
         self._services = services
         self._stack = AsyncExitStack()
         self._states: dict[int, State] = {}
 
-    def state(self, services: "Services") -> State:
+    def state(self, services: ServiceGroup) -> State:
         """Return the state of a group of services, which `enter` fills."""
         return self._states.setdefault(id(services), State())
 
@@ -47,7 +41,7 @@ class Lifespans:
             await self._stack.aclose()
             raise
 
-    async def _enter(self, services: "Services", outer: State) -> None:
+    async def _enter(self, services: ServiceGroup, outer: State) -> None:
         state = self.state(services)
         state.clear()
         state.update(outer)

@@ -1,25 +1,31 @@
-"""What `Services.service` makes of a function: a service that can still be called as the function."""
+"""The services that `Services.service` makes of functions, and the groups in which they are declared."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...mdp.errors import CodecError, SettingError
-from ...mdp.program.functions import underlying
+from ...mdp.program.arguments import underlying
 from ...mdp.service_limits import Limit
 from ...mdp.services import About, BaseService, Service, Streaming
 from ...mdp.services.schedule import checked_schedule
 from ...mdp.services.submission import SubmissionDefaults
 from ...mdp.services.tool import Tool, checked_tool
+from ..session.request import Request
 from .signature import Signature
-
-if TYPE_CHECKING:
-    from .services import Services
 
 In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers' messages
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+CallNext = Callable[[Request], Any]
+"""Takes a request, and returns a handler's result, or a coroutine of it."""
+Middleware = Callable[[Request, CallNext], Any]
+"""Called with each request and with what comes next (`handlers.py`)."""
+Lifespan = Callable[[], AbstractContextManager[Mapping[str, Any] | None] | AbstractAsyncContextManager[Any]]
+"""Prepares what services need before their first request, and releases it after the last one (`lifespan.py`)."""
 
 MAX_DESCRIPTION: Final = 4000
 """Characters of a docstring that callers are told."""
@@ -48,6 +54,77 @@ class ServiceSettings(SubmissionDefaults, total=False):
     tool: bool | Tool | None
 
 
+class ServiceGroup:
+    """Services that are declared together, with one lifespan and middleware, and other groups that are included.
+
+    `Services` is one: it declares them.
+    """
+
+    def __init__(self, prefix: str, lifespan: Lifespan | None, middleware: Sequence[Middleware]) -> None:
+        self.prefix = prefix
+        self.lifespan = lifespan
+        self.middleware = list(middleware)
+        self.included: list[ServiceGroup] = []
+        """Other groups, which are offered too."""
+        self._own: list[AnyOffered] = []
+        self._parent: ServiceGroup | None = None
+
+    def __iter__(self) -> "Iterator[AnyOffered]":
+        """Yield the services, with those of all that are included."""
+        yield from self._own
+        for each in self.included:
+            yield from each
+
+    def include(self, other: "ServiceGroup", *, prefix: str = "") -> None:
+        """Offer the services of `other` too, within this lifespan and middleware.
+
+            services.include(accounts, prefix="v2.")
+
+        Args:
+            other: The services.
+            prefix: Comes before their names.
+
+        Raises:
+            SettingError: A name was declared before, or `other` is included already.
+        """
+        if other is self or other._parent is not None:
+            raise SettingError("these services are included already: declare them once, and include them once")
+        for each in other:
+            self._root._check_new(prefix + each.name)
+        for each in other:
+            each.name = prefix + each.name
+        other._add_prefix(prefix)
+        other._parent = self
+        self.included.append(other)
+
+    def _add(self, offered: "AnyOffered") -> None:
+        self._root._check_new(offered.name)
+        self._own.append(offered)
+
+    def _add_prefix(self, prefix: str) -> None:
+        self.prefix = prefix + self.prefix
+        for each in self.included:
+            each._add_prefix(prefix)
+
+    @property
+    def _root(self) -> "ServiceGroup":
+        return self if self._parent is None else self._parent._root
+
+    def _check_new(self, name: str) -> None:
+        if any(each.name == name for each in self):
+            raise SettingError(f"service {name!r} was declared before")
+
+    def around(self) -> "list[ServiceGroup]":
+        """Return this and those in which it is included.
+
+            outermost, *_ = accounts.around()
+
+        Returns:
+            All of them, the outermost first.
+        """
+        return [*(self._parent.around() if self._parent else ()), self]
+
+
 class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
     """A service with the function that handles its requests."""
 
@@ -56,7 +133,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         name: str | bytes,
         function: Function,
         signature: Signature,
-        group: "Services",
+        group: ServiceGroup,
         settings: ServiceSettings,
         batch: tuple[int, float] | None = None,
     ) -> None:
@@ -90,7 +167,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
             raise SettingError(f"a service with a schedule gets no value, which its function needs: {error}") from None
 
     def about(self) -> About:
-        """Return what callers are told: the version, the function's docstring, the types, and what Titanic is to know.
+        """Return the description for callers: version, docstring and types of the function, and options for Titanic.
 
             resize.about().request                                  # the JSON schema of Resize
 

@@ -6,12 +6,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import name_of
-from ...mdp.program.spelling import check_known
-from ..arguments import WorkerArguments
-from .lifespan import Lifespan, checked_lifespan
-from .middleware import Middleware
-from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings
+from ...mdp.program.arguments import check_known, name_of
+from ..settings import WorkerArguments
+from .lifespan import checked_lifespan
+from .offered import AnyOffered, Lifespan, Middleware, OfferedService, OfferedStreaming, ServiceGroup, ServiceSettings
 from .signature import signature_of
 from .worker import ServicesWorker
 
@@ -71,8 +69,8 @@ class BatchDecorator(Protocol):
     ) -> OfferedService[I, O, Callable[[list[I]], list[O]]]: ...
 
 
-class Services:
-    """Functions that are offered as services by one program.
+class Services(ServiceGroup):
+    """Functions that one program offers as services.
 
         services = Services()
 
@@ -85,7 +83,7 @@ class Services:
 
         services.include(others)                        # offer the services of another `Services` too
 
-    The types say what travels: a request that does not fit is refused with 422 and never reaches the function.  A plain
+    A request whose value does not fit the type is refused with 422 and never reaches the function.  A plain
     function runs in a thread, a coroutine function in the event loop.  A generator function's yields are sent as they
     come.  The decorated function can be called as before, and can be given to a client in place of the service's name.
 
@@ -93,7 +91,7 @@ class Services:
         prefix: Comes before the names of all its services.
         lifespan: Returns a context manager, sync or async, which is entered before the first request and left after the
             last one, in each process.  The mapping that it yields is `current_request().state`.
-        middleware: Called around each request, the first outermost: see `zmdp.workers.services.middleware`.
+        middleware: Called around each request, the first outermost: see `zmdp.workers.services.handlers`.
         defaults: Settings of all services that do not have their own: see `ServiceSettings`.
 
     Raises:
@@ -109,20 +107,8 @@ class Services:
         **defaults: Unpack[ServiceSettings],
     ) -> None:
         check_known("Services", defaults, ("prefix", "lifespan", "middleware", *ServiceSettings.__annotations__))
-        self.prefix = prefix
-        self.lifespan = checked_lifespan(lifespan)
-        self.middleware = list(middleware)
-        self.included: list[Services] = []
-        """Other `Services`, which are offered too."""
+        super().__init__(prefix, checked_lifespan(lifespan), middleware)
         self._defaults = defaults
-        self._own: list[AnyOffered] = []
-        self._parent: Services | None = None
-
-    def __iter__(self) -> Iterator[AnyOffered]:
-        """Yield the services, with those of all that are included."""
-        yield from self._own
-        for each in self.included:
-            yield from each
 
     @overload
     def service(
@@ -181,56 +167,10 @@ class Services:
                 offered: AnyOffered = kind(*given, None if batch is None else _checked_batch(batch, batch_wait))
             except SettingError as error:
                 raise SettingError(f"{name_of(function)}: {error}") from None
-            self._check_new(offered.name)
-            self._own.append(offered)
+            self._add(offered)
             return offered
 
         return declare
-
-    def include(self, other: "Services", *, prefix: str = "") -> None:
-        """Offer the services of `other` too, within this lifespan and middleware.
-
-            services.include(accounts, prefix="v2.")
-
-        Args:
-            other: The services.
-            prefix: Comes before their names.
-
-        Raises:
-            SettingError: A name was declared before, or `other` is included already.
-        """
-        if other is self or other._parent is not None:
-            raise SettingError("these services are included already: declare them once, and include them once")
-        for each in other:
-            self._root._check_new(prefix + each.name)
-        for each in other:
-            each.name = prefix + each.name
-        other._add_prefix(prefix)
-        other._parent = self
-        self.included.append(other)
-
-    def _add_prefix(self, prefix: str) -> None:
-        self.prefix = prefix + self.prefix
-        for each in self.included:
-            each._add_prefix(prefix)
-
-    @property
-    def _root(self) -> "Services":
-        return self if self._parent is None else self._parent._root
-
-    def _check_new(self, name: str) -> None:
-        if any(each.name == name for each in self._root):
-            raise SettingError(f"service {name!r} was declared before")
-
-    def around(self) -> "list[Services]":
-        """Return this and those in which it is included.
-
-            outermost, *_ = accounts.around()
-
-        Returns:
-            All of them, the outermost first.
-        """
-        return [*(self._parent.around() if self._parent else ()), self]
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""What a handler's signature says: the types of its value and of its reply, and how it must be called."""
+"""Reads a handler's signature: the types of its value and of its reply, and how it must be called."""
 
 import inspect
 import typing
@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, Final, Optional, Union, get_args, get_origin
 
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import is_async, name_of, underlying
+from ...mdp.program.arguments import is_async, name_of, underlying
 
 _ITERATORS: Final = (Iterator, Generator)
 _ASYNC_ITERATORS: Final = (AsyncIterator, AsyncGenerator)
@@ -25,7 +25,7 @@ class Signature:
     request: Any
     reply: Any
     argument: str
-    """The name of the argument that the value is; empty if there is none."""
+    """The name of the argument that gets the value; empty if there is none."""
     has_default: bool
     """Whether it may be called without the value that it takes."""
     asynchronous: bool
@@ -33,7 +33,7 @@ class Signature:
 
 
 def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signature:
-    """Return what the signature of `handler` says.  Raises `SettingError` if it cannot be a service."""
+    """Return the signature of `handler`.  Raises `SettingError` if that cannot be a service."""
     name = name_of(handler)
     hints = _hints(handler, name)
     parameters = list(_parameters(handler, name))

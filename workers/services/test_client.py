@@ -5,22 +5,18 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from ...mdp import wire
 from ...mdp.codes import Code, request_error
 from ...mdp.errors import ClosedError, ServiceNotFound, ZmdpError
 from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.tracing import handling
-from ..contexts import RequestContexts
-from ..handling import Failed, Last, failed
+from ..handling import Failed, Last, RequestContexts, failed
 from ..session.request import Request
 from .handlers import handler_of
 from .lifespan import Lifespans
-from .offered import AnyOffered
-
-if TYPE_CHECKING:
-    from .services import Services
+from .offered import AnyOffered, ServiceGroup
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
@@ -46,7 +42,7 @@ class TestClient:
 
     __test__ = False  # it is no test case, whatever pytest thinks of its name
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: ServiceGroup) -> None:
         self._lifespans = Lifespans(services)
         self._offered: dict[str, AnyOffered] = {each.name: each for each in services}
         self._handlers = {

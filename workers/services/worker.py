@@ -3,24 +3,21 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Any, Final, Unpack
 
 import zmq
 
 from ...mdp.errors import ClosedError, SettingError
-from ...mdp.program.spelling import spelling_hint
+from ...mdp.program.arguments import spelling_hint
 from ...mdp.transport.sockets import end, own_context
-from ...mdp.wire.about import MAX_ABOUT, encode_about
+from ...mdp.wire.options import MAX_ABOUT, encode_about
 from ..aio import AsyncWorker
-from ..arguments import WorkerArguments
 from ..mdworker import Worker
 from ..session.request import Request
+from ..settings import WorkerArguments
 from .handlers import handler_of
 from .lifespan import Lifespans
-from .offered import AnyOffered
-
-if TYPE_CHECKING:
-    from .services import Services
+from .offered import AnyOffered, ServiceGroup
 
 log = logging.getLogger("zmdp.worker")
 
@@ -51,7 +48,7 @@ class ServicesWorker:
 
     def __init__(
         self,
-        services: "Services",
+        services: ServiceGroup,
         *,
         broker: str | Sequence[str] | None = None,
         only: Sequence[str] = (),

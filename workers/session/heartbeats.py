@@ -36,7 +36,7 @@ class Heartbeats:
         """When the broker last sent anything."""
         self.sent_at = 0.0
         """When this worker last sent anything."""
-        self._excused_until = -math.inf  # until when silence proves nothing, because this process was held up
+        self._excused_until = -math.inf  # before this time, silence proves nothing: this process was held up
         self._heartbeat = heartbeat
         self._liveness = liveness
         self._gaps: deque[float] = deque(maxlen=3)  # between the broker's last command and a HEARTBEAT
@@ -89,8 +89,8 @@ class Heartbeats:
     def is_silent(self, now: float) -> bool:
         """Return whether the broker has been silent for too long.
 
-        If this process was held up, what the broker sent may not have reached the socket yet, because ZeroMQ's thread
-        was held up too.  So then the answer is no for one more interval.
+        If this process was held up, so was ZeroMQ's thread: messages of the broker may not have reached the socket yet.
+        Then the answer is no for one more interval.
         """
         if now < self._silent_at():
             return False

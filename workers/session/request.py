@@ -8,7 +8,7 @@ from ...mdp import wire
 
 
 class State(dict[str, Any]):
-    """What the lifespan of the services has prepared for their handlers: a mapping, whose items are attributes too."""
+    """The state that the lifespan of services yields for their handlers: a mapping, whose items are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -32,7 +32,7 @@ class Request(list[bytes]):
         frames: The body.
         service: The name of the service.
         client: The client's address.
-        options: What the client sent beside the body.
+        options: The options that the client sent.
         deadline: When it expires.
         attempt: How often it was tried before.
     """
@@ -49,7 +49,7 @@ class Request(list[bytes]):
         deadline: float | None = None,
         attempt: int = 0,
     ) -> None:
-        list.__init__(self, frames)  # faster than super(), and this runs for every request
+        super().__init__(frames)
         self.service = service
         self.address = client
         self.deadline = deadline

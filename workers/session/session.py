@@ -4,15 +4,15 @@ It speaks X1 (docs/reference/x1.md), or 0.2 or 0.1 with one request at a time.
 
 It has no socket and no clock.  Its shell opens a socket when `deadline` says so, and then calls `connected`.  It passes
 on messages with `receive`, calls `tick` when that is due, takes requests with `begin`, and ends each with `final` or
-`error`.  It sends what `take_messages` returns, and acts on what `take_events` returns (`events.py`).  Once the
+`error`.  It sends what `take_messages` returns, and acts on what `take_events` returns.  Once the
 connection has ended, it closes the socket; the requests that were held then are no longer answered (C9).
 
 What the session may do next depends on the state of the connection (`states.py`).  `HeldRequests` (`held.py`) has its
-requests, `Outgoing` (`outgoing.py`) its unsent commands, `Heartbeats` what is known of the broker's life.
+requests, `Outgoing` (`outgoing.py`) its unsent commands, `Heartbeats` knows whether the broker is alive.
 
 There may be several brokers: the socket is to be connected to `failover.endpoint`.  `Failover` chooses when the
-session loses a broker, or is told to go.  While it is not at the first one (X1), `take_probe` tells the shell to find
-out whether that is back, and the shell reports to `probed`.  If it is, the session finishes what it holds, and returns.
+session loses a broker, or is told to leave it.  While it is not at the first one (X1), `take_probe` tells the shell to
+probe that, and the shell reports to `probed`.  If it is back, the session finishes its requests, and returns.
 """
 
 import math
@@ -26,14 +26,22 @@ from ...mdp.errors import SettingError
 from ...mdp.transport.failover import Failover
 from ...mdp.wire import Address, Message, batch
 from ...mdp.wire.names import displayed
-from .credit import CreditController
-from .events import Cancelled, ConnectionEnded, Event, HandlerStuck
 from .heartbeats import Heartbeats
-from .held import HeldRequests
+from .held import CreditController, HeldRequests
 from .outgoing import outgoing
 from .request import Request
-from .settings import SessionSettings
-from .states import SERVING, TRANSITIONS, WAITING, SessionState, Trigger
+from .states import (
+    SERVING,
+    TRANSITIONS,
+    WAITING,
+    Cancelled,
+    ConnectionEnded,
+    Event,
+    HandlerStuck,
+    SessionSettings,
+    SessionState,
+    Trigger,
+)
 
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
 """Time that a leaving worker waits for a broker that has never sent anything."""
@@ -354,9 +362,9 @@ class WorkerSession:
             self._note_use(now)
 
     def _note_use(self, now: float) -> None:
-        """While it is to return, note whether there is credit to spare.
+        """Before the return to the first broker, note whether there is credit to spare.
 
-        As long as there is none, requests may wait for this worker at the broker that it is to leave.
+        As long as there is none, requests may wait for this worker at the broker that it leaves.
         """
         if len(self._requests.by_address) >= self.credit or not self.failover.returning:
             self._spare_since = math.inf

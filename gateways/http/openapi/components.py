@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ....mdp.services.schemas import REFERENCE, Schema, definitions
+from ....mdp.services.json_schemas import REFERENCE, Schema, definitions
 
 MAX_BYTES: Final = 4 << 20
 """Maximum size of all schemas in a document; beyond, types are left out."""

@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from .... import __version__
 from ....mdp.http.problems import KINDS, SERVICE_ERROR
 from ....mdp.services import About
-from ....mdp.services.examples import example
-from ....mdp.services.schemas import RAW
+from ....mdp.services.json_schemas import RAW, example
 from ....titanic.api.submission import DurationOption, IntegerOption, Option, TimeOption
+from ....version import __version__
 from ..jobs.query import QUERY
 from ..services.rows import own_types, stream_types
 from ..services.translation import JSON

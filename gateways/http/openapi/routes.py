@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from ....mdp.program.control import SPARK
+from ....mdp.program.control_services import SPARK
 from ...gateway import Gateway
 from .document import document
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from ....mdp.services import About
-from ....mdp.services.schemas import RAW, REFERENCE, Schema, definitions
+from ....mdp.services.json_schemas import RAW, REFERENCE, Schema, definitions
 from ...gateway import Gateway
 from .stream import Lines
 from .translation import CSV, JSON, JSON_LINES, JSONL, MEDIA_TYPE

@@ -21,8 +21,9 @@ from ....mdp.codecs import Codec, Coder
 from ....mdp.errors import SettingError, ZmdpError
 from ....mdp.program import process
 from ....mdp.security.keys import BrokerKey, Key, load_keys
+from ....mdp.transport.endpoints import checked_endpoint
 from ....mdp.transport.polling import add_reader, remove_reader
-from ....mdp.transport.sockets import Context, checked_endpoint, end, own_context
+from ....mdp.transport.sockets import Context, end, own_context
 from .connection import FreelanceConnection
 from .session import PING_SECONDS, TTL_SECONDS, FreelanceSession, RoundTrips, ServerStatus
 

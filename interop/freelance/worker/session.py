@@ -1,8 +1,8 @@
 """A server's side of FLP (C46) as a state machine: requests from any number of clients, without a broker.
 
 It uses no socket and no clock.  To its shell it is a worker's session whose connection is never lost: the socket to
-which clients connect.  The shell reports with `gone` and `not_read` what cannot be sent, and logs what `take_reports`
-returns: which messages were dropped.
+which clients connect.  The shell reports messages that cannot be sent with `gone` and `not_read`, and logs the dropped
+messages that `take_reports` returns.
 
 The machine answers a PING immediately, whatever the handlers do.  It holds a limited number of requests, and of bytes,
 and ignores those beyond the limit: clients then try another server.
@@ -16,12 +16,11 @@ from ....mdp import wire
 from ....mdp.codes import Code
 from ....mdp.limits import Limits
 from ....mdp.wire import Address, Invalid, Message, flp
-from ....workers.session.credit import CreditController
+from ....workers.session.held import CreditController
 from ....workers.session.outgoing import LegacyOutgoing
 from ....workers.session.request import Request
 from ....workers.session.session import WorkerSession
-from ....workers.session.settings import SessionSettings
-from ....workers.session.states import SERVING
+from ....workers.session.states import SERVING, SessionSettings
 
 MAX_WAITING: Final = 10_000
 """Maximum number of requests that wait for a handler."""

@@ -3,20 +3,17 @@
 import asyncio
 from typing import Any, Final, Self, Unpack
 
-from ....mdp.program.functions import name_of
-from ....mdp.program.spelling import check_known
+from ....mdp.program.arguments import check_known, name_of
 from ....mdp.security.access import Access
-from ....mdp.transport.sockets import checked_endpoint
+from ....mdp.transport.endpoints import checked_endpoint
 from ....workers.aio import AsyncWorker
-from ....workers.aio_handling import AsyncHandler, HandlerCalls
-from ....workers.arguments import HandlerArguments
+from ....workers.aio_handling import AsyncHandler, BlockingWatch, HandlerCalls
 from ....workers.base import AnyHandler, BaseWorker
-from ....workers.blocking import BlockingWatch
 from ....workers.mdworker import Handler, Worker
-from .aio import AsyncServer
-from .connection import Listening, public_endpoint
+from ....workers.settings import HandlerArguments
+from .server_socket import Listening, public_endpoint
+from .servers import AsyncServer, ThreadedServer
 from .session import FreelanceServerSession
-from .threads import ThreadedServer
 
 DEFAULT_SERVICE = "freelance"
 """The name that requests show to the handler, and that the log shows."""

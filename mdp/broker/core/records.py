@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ...linked_lists import LinkedList
 from ...service_limits import NO_LIMITS, ServiceLimits
-from ...timers import NEVER
+from ...timers import NEVER, LinkedList
 from ...wire import DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ...wire.names import show
 from .drops import Drop

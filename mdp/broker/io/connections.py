@@ -11,7 +11,7 @@ from typing import Any, Final
 from ...limits import Limits
 from ...security.access import Access
 from ...timers import Alarms
-from ...transport.tcp import is_loopback
+from ...transport.listening import is_loopback
 from ..core.journal import Journal
 from ..core.roles import Role
 

@@ -14,13 +14,12 @@ from typing import Final, Self
 
 import zmq
 
-from ...defaults import DEFAULT_ENDPOINT
 from ...errors import SettingError
-from ...limits import Limits
+from ...limits import DEFAULT_ENDPOINT, Limits
 from ...security.access import Access
 from ...timers import Alarms
-from ...transport.descriptors import check_descriptors
-from ...transport.sockets import check_local
+from ...transport.listening import check_local
+from ...transport.sockets import check_descriptors
 from ...wire import service_name
 from ..core.outgoing import Event, WorkerForgotten
 from ..federation.links import MAX_BROKER_NAME, CloseLink, OpenLink, valid_name

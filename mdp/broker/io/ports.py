@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from ...transport.multipart import Unsent
-from ...transport.wake import Wake
+from ...transport.polling import Wake
 from ...wire import Message
 from ..core.roles import Role
 

@@ -12,9 +12,9 @@ from typing import Final, NoReturn
 import click
 
 from ..mdp.cli.console import CONTEXT_SETTINGS, run
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
-from ..mdp.transport.brokers import BROKER_VARIABLE
+from ..mdp.limits import DEFAULT_ENDPOINT
+from ..mdp.transport.endpoints import BROKER_VARIABLE
 from . import runner
 from .programs import BROKER_PORT, FOLDER, Choice, Plan, plan, procfile
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from ..mdp.errors import BindError, SettingError
 from ..mdp.program.extras import WEB_PACKAGES, install_command
-from ..mdp.transport.tcp import listen
+from ..mdp.transport.listening import listen
 
 HOST: Final = "127.0.0.1"
 BROKER_PORT, GATEWAY_PORT, DASHBOARD_PORT = 5555, 8080, 8081

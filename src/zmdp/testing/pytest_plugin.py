@@ -59,7 +59,7 @@ def mdp_limits() -> Limits | None:
 @pytest.fixture
 def mdp_broker(mdp_limits: Limits | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A running broker; its endpoint is `mdp_broker.endpoints[0]`, and that of a `Client()` without arguments."""
-    from ..mdp.transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE
+    from ..mdp.transport.endpoints import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE
     from .broker import running_broker
 
     with running_broker(limits=mdp_limits) as server:
@@ -112,7 +112,7 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
     or an async generator function.  `worker(my_worker)` starts a copy of an existing one, which stays as it is, so any
     number of tests can use it.  `worker(my_services)` offers all services of a `Services`.
     """
-    from ..mdp.program.functions import is_async
+    from ..mdp.program.arguments import is_async
     from ..workers import AsyncWorker, Worker
     from ..workers.services import Services, ServicesWorker
 

@@ -84,5 +84,5 @@ def test_a_command_without_arguments_teaches(command, in_this_process):
     done = in_this_process(command)
     told = done.stdout + done.stderr  # from Click 8.2 on, it is an error
     assert told == in_this_process(command, "--help").stdout
-    for line in ("mdp-broker", "mdworker zmdp.workers.echo:worker", "mdclient call"):
+    for line in ("mdp-broker", "mdworker zmdp.workers.examples:echo", "mdclient call"):
         assert line in told.decode()

@@ -11,7 +11,7 @@ from support.web import form_token, web_broker, web_server_of
 
 from zmdp.clients import Client
 from zmdp.mdp.program.extras import install_command
-from zmdp.mdp.security.tokens import digest_of, written
+from zmdp.mdp.security.access import digest_of, written
 
 COOKIE = "zmdp_"
 

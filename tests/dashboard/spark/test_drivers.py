@@ -7,7 +7,7 @@ from support.access import ROLES, Folder
 from support.processes import eventually
 from support.web import form_token, web_broker
 
-from zmdp.mdp.security.tokens import new_token
+from zmdp.mdp.security.access import new_token
 from zmdp.spark.drivers import control_service
 
 JOB = {"job": "job-1", "user": "shop", "what": "SELECT secret", "seconds": 1.0, "state": "running"}

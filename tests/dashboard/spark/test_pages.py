@@ -13,7 +13,7 @@ from support.web import form_token, serving, web_broker
 
 from zmdp.dashboard.spark.drivers import MAX_ANSWER_BYTES, url
 from zmdp.mdp.errors import ServiceError
-from zmdp.mdp.program.control import SPARK
+from zmdp.mdp.program.control_services import SPARK
 from zmdp.spark.batch.progress import Progress
 from zmdp.spark.drivers import control_service
 

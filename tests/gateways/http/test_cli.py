@@ -9,7 +9,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually, process, run
 
 from zmdp.mdp.program.extras import install_command
-from zmdp.mdp.transport.tcp import is_loopback
+from zmdp.mdp.transport.listening import is_loopback
 
 GATEWAY = ("python", "-m", "zmdp.gateways.cli")
 

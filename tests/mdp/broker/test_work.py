@@ -127,7 +127,7 @@ INSTRUCTIONS = {
 Charging what a request takes in memory, also while a worker holds it (C40), takes 200 of them; that it may belong to a
 role, 100; that it is counted for its service and its worker, 70 to 95.
 
-Linked lists (`mdp/linked_lists.py`) take more of them than dicts would, but compiled they take a third fewer processor
+Linked lists (`mdp/timers.py`) take more of them than dicts would, but compiled they take a third fewer processor
 instructions.  40% of X1's are spent in encoding and decoding, which are compiled as well, and written for that: one
 integer at a time, where `struct` would take several at once.
 """

@@ -93,9 +93,9 @@ def commands(endpoint, tmp_path):
         "titanic": ("titanic", "serve", "--broker", endpoint, "--db", f"sqlite:///{tmp_path}/titanic.db"),
         "http": ("mdp-gateway", "http", "--broker", endpoint, "--bind", "127.0.0.1:0"),
         "flux": ("mdp-gateway", "flux", "--broker", endpoint, "--socket", str(tmp_path / "flux")),
-        "threads": ("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint),
+        "threads": ("mdworker", "zmdp.workers.examples:echo", "--broker", endpoint),
         "asyncio": ("mdworker", "blocking:worker", "--broker", endpoint, "--drain-timeout", "0"),
-        "processes": ("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint, "--processes", "2"),
+        "processes": ("mdworker", "zmdp.workers.examples:echo", "--broker", endpoint, "--processes", "2"),
     }
 
 
@@ -137,7 +137,7 @@ def test_a_supervisor_says_when_one_of_its_processes_serves_and_when_they_stop(b
 
 def test_a_worker_is_not_ready_before_its_broker_is(manager):
     endpoint = free_endpoint()
-    with process("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint, **manager.environment()) as worker:
+    with process("mdworker", "zmdp.workers.examples:echo", "--broker", endpoint, **manager.environment()) as worker:
         worker.line("offering echo")
         assert manager.rest() == []
         manager.wait()

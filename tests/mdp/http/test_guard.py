@@ -16,7 +16,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp.mdp.http.guard import MAX_IGNORED
 from zmdp.mdp.http.limits import ServerLimits
 from zmdp.mdp.http.server import Server, run
-from zmdp.mdp.transport.tcp import listen
+from zmdp.mdp.transport.listening import listen
 
 POST = b"POST / HTTP/1.1\r\n"
 HOST = b"host: x\r\n"

@@ -11,7 +11,7 @@ from support.gateways import Raw
 from zmdp.gateways.upstream import raise_descriptor_limit
 from zmdp.mdp.http.limits import ServerLimits
 from zmdp.mdp.http.server import Server, run
-from zmdp.mdp.transport.tcp import listen
+from zmdp.mdp.transport.listening import listen
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 IDLE = 1500

@@ -5,9 +5,8 @@ import os
 import pytest
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.security.access import Permissions, load
+from zmdp.mdp.security.access import Permissions, digest_of, load, new_token
 from zmdp.mdp.security.keys import create_keys
-from zmdp.mdp.security.tokens import digest_of, new_token
 from zmdp.mdp.service_limits import Limit, ServiceLimits
 
 UNLISTED = "0123456789012345678901234567890123456789"

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from zmdp.mdp.errors import CodecError, SettingError
-from zmdp.mdp.services.misfit import Misfit
-from zmdp.mdp.services.values import ValueType, converted
+from zmdp.mdp.services.misfits import Misfit
+from zmdp.mdp.services.value_types import ValueType, converted
 
 
 class Alias(BaseModel):

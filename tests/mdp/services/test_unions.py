@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from zmdp.mdp.errors import CodecError, SettingError
-from zmdp.mdp.services.misfit import Misfit
-from zmdp.mdp.services.values import ValueType, converted
+from zmdp.mdp.services.misfits import Misfit
+from zmdp.mdp.services.value_types import ValueType, converted
 
 
 @dataclass

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.transport.descriptors import FREE_FILES, check_descriptors
+from zmdp.mdp.transport.sockets import FREE_FILES, check_descriptors
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 

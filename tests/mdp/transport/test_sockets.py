@@ -4,7 +4,8 @@ import pytest
 import zmq
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.transport.sockets import checked_endpoints, dealer, end, new_socket, own_context
+from zmdp.mdp.transport.endpoints import checked_endpoints
+from zmdp.mdp.transport.sockets import dealer, end, new_socket, own_context
 
 VALID = [
     "tcp://127.0.0.1:5555",

@@ -5,7 +5,7 @@ import select
 
 import pytest
 
-from zmdp.mdp.transport.wake import Wake
+from zmdp.mdp.transport.polling import Wake
 
 
 @pytest.fixture(params=["eventfd", "sockets"], autouse=True)

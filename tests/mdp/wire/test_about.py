@@ -5,7 +5,7 @@ from support.x1_messages import ready
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
-from zmdp.mdp.wire.about import MAX_ABOUT, encode_about
+from zmdp.mdp.wire.options import MAX_ABOUT, encode_about
 
 
 @pytest.mark.parametrize(

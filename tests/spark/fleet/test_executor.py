@@ -22,12 +22,12 @@ def test_a_driver_that_is_busy_may_answer_a_report_late():
         return {"drain": True}
 
     with running_broker() as server, Worker("reports", answer, broker=server.endpoints[0], codec="json"):
-        settings = FleetSettings("zmdp.workers.echo:echo", "s", "f", broker=server.endpoints[0])
+        settings = FleetSettings("zmdp.workers.examples:repeat", "s", "f", broker=server.endpoints[0])
         (result,) = serve(LeaseTask(settings, "run", "reports", Lease(0, 1, 4.0)), iter([]))
     assert result["unreachable"] is None
 
 
-@pytest.mark.parametrize("handler", ["zmdp.workers.echo:echo", "fleet_handlers:count_async"])
+@pytest.mark.parametrize("handler", ["zmdp.workers.examples:repeat", "fleet_handlers:count_async"])
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_worker_is_reported_as_registered_once_the_broker_has_answered(handler, answers):
     reports = []

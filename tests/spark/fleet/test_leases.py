@@ -33,7 +33,7 @@ def lease(endpoint, handler="fleet_handlers:pid", *, seconds=0.1, **settings):
         ("no_such_module:f", "Ship your own modules with --py-files, installed packages with --archive"),
         ("fleet_handlers:nothing", "module fleet_handlers has no 'nothing'"),
         ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet needs a function"),
-        ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet needs a function"),
+        ("zmdp.workers.examples:echo", "zmdp.workers.examples:echo is of type Worker: a fleet needs a function"),
     ],
 )
 def test_an_unusable_handler_is_returned_as_a_result(handler, why):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zmdp.mdp.backoff import EARLY_DEATH_SECONDS, RESTART_SECONDS
 from zmdp.spark.fleet.slots import Died, Lease, Load, Refused, Served, Slots
-from zmdp.workers.processes.restarts import BACKOFF_SECONDS, EARLY_DEATH_SECONDS
 
 LEASE, IDLE = 30.0, 60.0
 
@@ -335,7 +335,7 @@ def test_invariants_of_slots_and_leases(steps):
         assert len(active) == fleet.wanted
         assert states(fleet).count("draining") <= drained + surplus
         assert 1 <= fleet.wanted <= 4
-        assert fleet.deadline() is None or fleet.deadline() <= now + BACKOFF_SECONDS[1]
+        assert fleet.deadline() is None or fleet.deadline() <= now + RESTART_SECONDS[1]
     fleet.drain()
     for lease in running:
         assert fleet.report(lease.slot, lease.number, a_report(), now)

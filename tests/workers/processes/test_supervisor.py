@@ -67,7 +67,7 @@ def test_a_process_for_which_there_is_no_thread_is_tried_again_later(monkeypatch
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    with supervising("zmdp.workers.echo:worker", "--broker", free_endpoint()) as (supervisor, codes):
+    with supervising("zmdp.workers.examples:echo", "--broker", free_endpoint()) as (supervisor, codes):
         eventually(lambda: caplog.text.count("cannot start a worker process: can't start new thread") >= 2 or codes)
         assert supervisor.unfinished() == NONE
         supervisor.stop()
@@ -121,7 +121,7 @@ def test_a_process_that_takes_long_to_start_is_told_and_replaces_the_old_one_at_
 
 def test_a_process_that_a_signal_without_a_name_kills_is_restarted(caplog):
     with running_broker() as server:
-        arguments = ("zmdp.workers.echo:worker", "--broker", server.endpoints[0])
+        arguments = ("zmdp.workers.examples:echo", "--broker", server.endpoints[0])
         with supervising(*arguments) as (supervisor, codes):
             eventually(lambda: supervisor.served)
             running = supervisor.unfinished()

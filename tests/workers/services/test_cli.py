@@ -163,7 +163,7 @@ def test_reload_without_watchfiles(tmp_path):
         (["own:services", "--codec", "json"], "--codec has no meaning with own:services"),
         (["own:services", "--processes", "1-2"], "expected a whole number of processes (greater than 0), got '1-2'"),
         (["own:empty"], "there are no services: declare one with @services.service(NAME)"),
-        (["zmdp.workers.echo:worker", "--only", "echo"], "--only requires a zmdp.Services"),
+        (["zmdp.workers.examples:echo", "--only", "echo"], "--only requires a zmdp.Services"),
     ],
 )
 def test_wrong_usage(arguments, problem):

@@ -2,10 +2,13 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.workers.session.credit import MAX_PREFETCH, PREFETCH_SECONDS, CreditController
+from zmdp.workers.session.held import MAX_PREFETCH, PREFETCH_SECONDS, CreditController
+
+pytestmark = pytest.mark.unit
 
 SHORT = 0.00001
 seconds = st.floats(0.0, 10.0)

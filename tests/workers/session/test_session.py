@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from support.x1_client import Highest
 
 from zmdp.mdp import wire
-from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from zmdp.mdp.limits import DEFAULT_ENDPOINT, MAX_BODY, MAX_BODY_FRAMES
 from zmdp.mdp.transport.failover import PROBE_INTERVAL, PROBE_TIMEOUT_SECONDS
 from zmdp.mdp.wire import batch, x1
 from zmdp.mdp.wire.commands import KINDS
-from zmdp.workers.session.credit import PREFETCH_SECONDS, CreditController
-from zmdp.workers.session.events import Cancelled, ConnectionEnded, HandlerStuck
+from zmdp.workers.session.held import PREFETCH_SECONDS, CreditController
 from zmdp.workers.session.request import Request
 from zmdp.workers.session.session import SPARE_SECONDS, UNHEARD_PATIENCE_SECONDS, WorkerSession
-from zmdp.workers.session.settings import SessionSettings
-from zmdp.workers.session.states import CLOSED, SERVING, WAITING
+from zmdp.workers.session.states import (
+    CLOSED,
+    SERVING,
+    WAITING,
+    Cancelled,
+    ConnectionEnded,
+    HandlerStuck,
+    SessionSettings,
+)
 
 pytestmark = pytest.mark.unit
 

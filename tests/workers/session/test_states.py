@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from zmdp.mdp.errors import SettingError
 from zmdp.workers.session import states
-from zmdp.workers.session.states import TRANSITIONS, SessionState
+from zmdp.workers.session.states import TRANSITIONS, SessionSettings, SessionState
 
 pytestmark = pytest.mark.unit
 
@@ -59,3 +60,9 @@ def test_the_state_changes_in_one_place() -> None:
         if ast.unparse(target) == "self.state"
     }
     assert changing == {"__init__", "_change"}
+
+
+def test_a_handlers_time_is_above_0():
+    assert SessionSettings(handler_timeout=0.5).handler_timeout == 0.5
+    with pytest.raises(SettingError, match="handler_timeout is 0: it must be a number of seconds above 0, or None"):
+        SessionSettings(handler_timeout=0)

@@ -27,8 +27,8 @@ from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import BindError
 from ....mdp.security.access import load as load_access
 from ....mdp.security.keys import ClientKeys
+from ....mdp.transport.listening import is_loopback
 from ....mdp.transport.reach import warn_if_unreachable
-from ....mdp.transport.tcp import is_loopback
 from ...db import schema
 from ...server.counters import DEFAULT_MAX_WAITING
 from ...server.outcome import Retention

@@ -6,8 +6,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .... import __version__
 from ....mdp.histogram import Histogram
+from ....version import __version__
 from ...db.store.models import STATES
 
 

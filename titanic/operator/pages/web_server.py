@@ -15,7 +15,7 @@ from ....dashboard.shell.shell import Shell
 from ....dashboard.shell.visitors import Visitor, Visitors, limits_for
 from ....mdp.http.server import Server
 from ....mdp.security.access import Access
-from ....mdp.transport.tcp import is_loopback, listen, shown_address
+from ....mdp.transport.listening import is_loopback, listen, shown_address
 from .database import AdminDatabase
 from .section import TitanicSection
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
-from ....linked_lists import LinkedList, Node
-from ....timers import TimerNode
+from ....timers import LinkedList, Node, TimerNode
 from ....wire import Options
 
 MAX_CLIENTS: Final = 1000

@@ -20,9 +20,8 @@ from heapq import nlargest
 from itertools import chain, islice
 from typing import Any, Final, Generic
 
-from ....linked_lists import LinkedList, Node
 from ....service_limits import NO_LIMITS, Limit, ServiceLimits
-from ....timers import NEVER, TimerNode, Timers
+from ....timers import NEVER, LinkedList, Node, TimerNode, Timers
 from .fair_queue import MAX_CLIENTS, FairQueue, R, Tally
 
 MAX_GROUPS: Final = 1_000_000

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, Final, Generic, TypeVar
 
-from ....linked_lists import LinkedList
 from ....service_limits import NO_LIMITS, ServiceLimits
-from ....timers import TimerNode
+from ....timers import LinkedList, TimerNode
 from .fair_queue import MAX_CLIENTS, FairQueue, QueuedRequest, R, Tally
 from .groups import PINNED, QUEUED, SUSPECT, Groups, Throttling
 

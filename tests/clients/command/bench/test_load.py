@@ -11,7 +11,8 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.command.bench.load import Result, mixed, one_by_one, pipelined
 from zmdp.testing import running_broker
-from zmdp.workers import Worker, sleep
+from zmdp.workers import Worker
+from zmdp.workers.examples import pause
 
 SECONDS = 0.3
 
@@ -26,7 +27,7 @@ def endpoint():
         with (
             Worker("echo", list, broker=at),
             Worker("fail", fail, broker=at),
-            Worker("sleep", sleep.sleep, broker=at, concurrency=4),
+            Worker("sleep", pause, broker=at, concurrency=4),
             Client(at, timeout=TIMEOUT_SECONDS) as client,
         ):
             eventually(lambda: all(map(client.available, ("echo", "fail", "sleep"))))

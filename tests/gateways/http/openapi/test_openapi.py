@@ -12,9 +12,9 @@ from zmdp.gateways import access as http_access
 from zmdp.gateways.http.jobs.query import QUERY
 from zmdp.gateways.http.openapi import components
 from zmdp.gateways.http.openapi.document import document
-from zmdp.mdp.security.tokens import digest_of
+from zmdp.mdp.security.access import digest_of
 from zmdp.mdp.services import About
-from zmdp.mdp.services.schemas import RAW
+from zmdp.mdp.services.json_schemas import RAW
 from zmdp.workers import Worker
 
 ABOUTS = dict.fromkeys(["echo", "a/b c", "{x}", "ümlaut", "titanic.request"], About())

@@ -16,7 +16,7 @@ from support.processes import TIMEOUT_SECONDS, eventually, process
 from support.titanics import LIMITS, QUICK, connected, row, state, titanic_at
 
 from zmdp.clients import Client
-from zmdp.mdp.security.tokens import new_token
+from zmdp.mdp.security.access import new_token
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.api.submission import pack

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.program.control import SPARK, name_or_default, names_in, validate_name
+from zmdp.mdp.program.control_services import SPARK, name_or_default, names_in, validate_name
 
 
 def test_the_default_name_is_made_of_kind_host_and_number(monkeypatch):

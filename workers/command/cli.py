@@ -28,7 +28,7 @@ from ...mdp.cli.console import (
 )
 from ...mdp.cli.shutdown import drain_timeout_option
 from ...mdp.errors import SettingError
-from ...mdp.program.functions import is_async
+from ...mdp.program.arguments import is_async
 from ...mdp.program.loading import load
 from ...mdp.security.access import load as load_access
 from ...mdp.security.keys import ClientKeys
@@ -38,8 +38,7 @@ from ..mdworker import Worker
 from ..processes.reload import check_installed
 from ..processes.supervised import ProcessLimits, SupervisorLink
 from ..services import Services, ServicesWorker
-from .check import table
-from .serving import AnyWorker, Offering, serve
+from .serving import AnyWorker, Offering, serve, table
 from .supervising import Supervision, supervise
 
 SECTIONS: Final = {
@@ -194,7 +193,7 @@ def cli(
     \b
     Try it, each in a terminal of its own:
       mdp-broker                                start a broker on this machine
-      mdworker hello:services                   or, without a file: mdworker zmdp.workers.echo:worker
+      mdworker hello:services                   or, without a file: mdworker zmdp.workers.examples:echo
       mdclient call hello '"Ada"'               call it
 
     \b
@@ -245,7 +244,7 @@ def _load_all(targets: Sequence[str]) -> list[object]:
     found, problems = [], []
     for target in targets:
         try:
-            found.append(load(target, "MODULE:NAME, for example zmdp.workers.echo:worker"))
+            found.append(load(target, "MODULE:NAME, for example zmdp.workers.examples:echo"))
         except SettingError as error:
             problems.append(str(error))
     if problems:

@@ -9,7 +9,7 @@ from typing import Final
 PROGRAMS: Final = {
     "dev": "zmdp.dev.cli",
     "broker": "zmdp.mdp.cli.broker",
-    "worker": "zmdp.workers.command.main",
+    "worker": "zmdp.workers.command.cli",
     "client": "zmdp.clients.command.main",
     "titanic": "zmdp.titanic.operator.command.cli",
     "gateway": "zmdp.gateways.cli",

@@ -1,11 +1,26 @@
-"""An example of a value, made from its JSON schema, to begin with when a service is tried."""
+"""JSON schemas of values, as workers tell them, and an example of a value, made from its schema.
 
+Schemas are untrusted, and read by several programs.
+"""
+
+from collections.abc import Mapping
 from typing import Any, Final
 
-from .schemas import REFERENCE, Schema, definitions
+Schema = Mapping[str, Any]
+RAW: Final[Schema] = {"type": "string", "contentMediaType": "application/octet-stream"}
+"""The schema of a value that is the frame itself, whatever the codec."""
+REFERENCE: Final = "#/$defs/"
+"""What references to a schema's own definitions begin with; their name follows."""
+
+
+def definitions(schema: Schema) -> Mapping[str, Any]:
+    """Return the definitions that a schema has, by name."""
+    found = schema.get("$defs")
+    return found if isinstance(found, dict) else {}
+
 
 MAX_VALUES: Final = 500
-"""Values in an example, in which whoever wrote the schema may have nested them."""
+"""Maximum number of values in an example, since schemas may nest them deeply."""
 _NULL: Final = {"type": "null"}
 _FORMATS: Final = {
     "date-time": "2026-01-31T12:00:00Z", "date": "2026-01-31", "time": "12:00:00", "duration": "PT1H",

@@ -18,8 +18,8 @@ from support.schemas import TELLS_EMPTY_DEFAULTS
 
 from zmdp.mdp.errors import CodecError, SettingError
 from zmdp.mdp.services import Service
-from zmdp.mdp.services.misfit import Misfit
-from zmdp.mdp.services.values import ValueType, converted
+from zmdp.mdp.services.misfits import Misfit
+from zmdp.mdp.services.value_types import ValueType, converted
 
 
 class Colour(enum.Enum):

@@ -2,7 +2,7 @@
 
 import functools
 
-from zmdp.mdp.program.functions import is_async
+from zmdp.mdp.program.arguments import is_async
 
 
 def test_which_functions_are_for_asyncio():

@@ -9,9 +9,9 @@ from ..mdp.errors import SettingError
 from ..mdp.limits import check_number
 from ..mdp.security.keys import BrokerKey, ClientKeys, Key
 from ..mdp.service_limits import NO_LIMIT, Limit, ServiceLimits
-from ..mdp.transport.brokers import checked_brokers
+from ..mdp.transport.endpoints import checked_brokers
 from ..mdp.transport.sockets import Context
-from .session.settings import SessionSettings
+from .session.states import SessionSettings
 
 
 class HandlerArguments(TypedDict, total=False):

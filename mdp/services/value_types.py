@@ -14,10 +14,9 @@ import msgspec
 
 from ..builtin_values import TEXTS, as_builtin
 from ..errors import CodecError, SettingError, flaw
-from .misfit import Misfit, problem_in
+from .json_schemas import RAW
+from .misfits import Misfit, check_fields, check_keys, problem_in, refused_union
 from .models import Adapter, adapter_of, is_of_pydantic
-from .refusals import check_fields, check_keys, refused_union
-from .schemas import RAW
 from .type_parts import is_model, parts, show
 from .unions import Tagging, unions_in
 

@@ -8,9 +8,9 @@ from support.access import Folder
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.interop.freelance.worker import FreelanceWorker
-from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.transport.brokers import checked_brokers
+from zmdp.mdp.limits import DEFAULT_ENDPOINT
+from zmdp.mdp.transport.endpoints import checked_brokers
 from zmdp.workers import AsyncWorker, Worker
 
 LEFT, RIGHT = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"

@@ -1,5 +1,6 @@
-"""Types whose values would not come back as they were, and what to write instead."""
+"""Values that do not fit their types, and types whose values would not come back as they were."""
 
+import re
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
@@ -7,7 +8,26 @@ from typing import Any, Final, Union, get_args, get_origin
 import msgspec
 
 from ..builtin_values import TEXTS
+from ..errors import CodecError
 from .type_parts import bare, is_union, parts, show
+
+_PATH: Final = re.compile(r"(.*) - at `([^`]*)`", re.DOTALL)
+_INNER_PATH: Final = re.compile(r"([.\[][^ ]*): (.*)", re.DOTALL)
+
+
+class Misfit(CodecError):
+    """A value is readable but is not of the declared type; the text says where: `$.width: expected int, got str`."""
+
+
+def problem_in(error: msgspec.ValidationError) -> str:
+    """Return what msgspec says about a value, the path first."""
+    text = str(error)
+    found = _PATH.fullmatch(text)
+    path, text = (found[2], found[1]) if found else ("$", text)
+    if inner := _INNER_PATH.fullmatch(text):  # a model's own path, inside of msgspec's
+        path, text = path + inner[1], inner[2]
+    return f"{path}: {text[:1].lower()}{text[1:]}".replace("`", "")
+
 
 _NO_KEYS: Final = (bool, tuple, frozenset, type(None))
 """Types of the keys that JSON objects cannot have."""

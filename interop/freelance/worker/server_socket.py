@@ -12,9 +12,10 @@ import zmq
 from ....mdp.errors import BindError, SettingError
 from ....mdp.limits import Limits
 from ....mdp.security.access import Access
-from ....mdp.transport.listening import check_free, listener
+from ....mdp.transport.endpoints import checked_endpoint
+from ....mdp.transport.listening import check_free, check_local, listener
 from ....mdp.transport.multipart import Unsent, receive, send
-from ....mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
+from ....mdp.transport.sockets import Context, use_family
 from ....mdp.transport.zap import ZapHandler
 from ....workers.connection import LINGER_MS
 from .session import UNKNOWN_KEY, FreelanceServerSession

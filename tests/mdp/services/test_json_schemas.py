@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from support.schemas import TELLS_EMPTY_DEFAULTS
 
-from zmdp.mdp.services.examples import MAX_VALUES, example
-from zmdp.mdp.services.values import ValueType
+from zmdp.mdp.services.json_schemas import MAX_VALUES, example
+from zmdp.mdp.services.value_types import ValueType
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The sleep service: sleep for as long as the request says.  Run it with `mdworker zmdp.workers.sleep:worker`."""
+"""Workers to try things with: `mdworker zmdp.workers.examples:echo`, `mdworker zmdp.workers.examples:sleep`."""
 
 import math
 import time
@@ -11,11 +11,18 @@ MAX_SLEEP_MS = 3_600_000.0
 CHECK_SECONDS = 0.1
 """Interval at which the handler checks whether the request was cancelled."""
 
-worker = Worker("sleep")
+echo = Worker("echo")
+sleep = Worker("sleep")
 
 
-@worker
-def sleep(request: Request) -> list[bytes]:
+@echo
+def repeat(request: Request) -> list[bytes]:
+    """Return the request."""
+    return request
+
+
+@sleep
+def pause(request: Request) -> list[bytes]:
     """Sleep for the number of milliseconds in the first frame, and return the request.  Stop when it is cancelled."""
     try:
         milliseconds = float(request[0])
