@@ -69,7 +69,7 @@ class BrokerSocket(MonitoredDealer):
 
     def expect_large(self) -> None:
         """Have libzmq read less ahead from now on: large replies come over this connection."""
-        self.socket.set(zmq.RCVHWM, MAX_UNREAD_LARGE)
+        self.limit_unread(MAX_UNREAD_LARGE)
 
 
 class ClientConnection:

@@ -56,6 +56,10 @@ class MonitoredDealer:
         if events:
             self.watch(events)
 
+    def limit_unread(self, messages: int) -> None:
+        """Have libzmq read so many messages ahead from now on."""
+        self.socket.set(zmq.RCVHWM, messages)
+
     def watch(self, events: int) -> None:
         """Have the monitor report these events from now on.  Its descriptor tells nothing before the first report."""
         self.monitor = self.socket.get_monitor_socket(events)
