@@ -3,6 +3,7 @@
 import pydoc
 import subprocess
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -10,6 +11,7 @@ from imports import SOURCES, below, graph, imports, package_of
 
 import zmdp
 
+MAX_MODULES = 15
 TITANIC = {"titanic", "titanic.api"}
 
 
@@ -44,6 +46,20 @@ def test_no_module_imports_itself_while_it_is_loaded():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_files_import_each_other():
+    """Not even in a circle of imports that are made later, or for types only."""
+    graph = {name: {target for target, _ in imports(name)} - {name} for name in SOURCES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_folder_has_more_modules_than_a_reader_takes_in():
+    many = Counter(path.parent for path in SOURCES.values() if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in many.items() if count > MAX_MODULES} == {}
 
 
 def loaded_by(statement):
