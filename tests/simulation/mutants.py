@@ -478,7 +478,7 @@ MUTANTS = [
     (Registry, "enqueue", wait_too_long, "lives on after its time has passed"),
     (Requests, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Requests, "_dispatch", old_address, "C32"),
-    (requests, "_ttl", untold_ttl, "has the ttl"),
+    (requests, "ttl_of", untold_ttl, "has the ttl"),
     (Batch, "request_to_worker", first_attempt, "is told to be the attempt"),
     (Batch, "request_to_worker", lost_record, "C12"),
     (Batch, "reply", lost_reply, "C3, C18, C32"),
