@@ -210,7 +210,7 @@ def test_a_seed_is_repeated_message_by_message() -> None:
 def test_a_seed_takes_the_same_course_with_and_without_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     courses = []
     for federation in (True, False):
-        monkeypatch.setattr(Simulation, "federation", lambda _, chosen=federation: chosen)
+        monkeypatch.setattr(Simulation, "federation", staticmethod(lambda _, chosen=federation: chosen))
         courses.append(trace_of(1))
     assert courses[0] == courses[1]
 
