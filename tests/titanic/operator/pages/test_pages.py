@@ -82,9 +82,10 @@ def press(http, page, path, **fields):
 
 
 def test_metrics_are_what_was_done(there):
+    ended = {"pending": 1, "done": 2, "failed": 1}
     found = eventually(lambda: (
         now := samples(there.http.get("/metrics").text)
-    ).get(("titanic_requests", "pending")) == 1 and now)  # fmt: skip
+    ) and all(now.get(("titanic_requests", state)) == count for state, count in ended.items()) and now)  # fmt: skip
     expected = {
         ("titanic_requests", "done"): 2, ("titanic_requests", "failed"): 1, ("titanic_requests", "running"): 0,
         ("titanic_accepted_total",): 4, ("titanic_attempts_total",): 3, ("titanic_finished_total", "ok"): 2,
